@@ -29,8 +29,10 @@ from dewmark.errors import DewmarkError
 from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.policy import Policy, policed
 from dewmark.scheme import BoundScheme
 from dewmark_desk.fair_pool import Overloaded
+from dewmark_desk.structured_output import constrained
 
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 _GATHER_SECONDS = 0.02  # how long the first request of a batch waits for others
@@ -67,6 +69,10 @@ class GenerationRequest:
     payload: int | None = None
     owner: str = ""
     marked: bool = True
+    exempt: str | None = None
+    """Why it carries no mark, if it does not."""
+    grammar: str | None = dataclasses.field(default=None, repr=False)
+    """What the text must look like (`structured_output`)."""
 
     def samples_like(self, other: GenerationRequest) -> bool:
         """Whether it has the same mark, and decoding options that differ in length at most."""
@@ -74,8 +80,8 @@ class GenerationRequest:
         return self._mark == other._mark and decoding == other.decoding
 
     @property
-    def _mark(self) -> tuple[str, int | None, bool]:
-        return self.tenant, self.payload, self.marked
+    def _mark(self) -> tuple[str, int | None, bool, str | None]:
+        return self.tenant, self.payload, self.marked, self.grammar
 
 
 class TextStream:
@@ -91,6 +97,11 @@ class TextStream:
         self._open = True
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+
+    @property
+    def text(self) -> str:
+        """What was written so far and sent."""
+        return self._decode(self._ids)[: self._sent]
 
     @property
     def open(self) -> bool:
@@ -166,8 +177,10 @@ class TextGenerator:
         chat: ChatFormat,
         max_waiting: int,
         batch_size: int,
+        policy: Policy | None = None,
     ) -> None:
         """``writers`` are the marks by tenant; ``chat`` is the host's chat format."""
+        self.policy = policy
         self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
@@ -187,8 +200,14 @@ class TextGenerator:
         return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
 
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
+        if request.grammar is not None:
+            bound = policed(self._marking(request), self.policy if request.marked else None)
+            return constrained(bound, request.grammar, marked=request.marked)
         if not request.marked:
             return None
+        return policed(self._marking(request), self.policy)
+
+    def _marking(self, request: GenerationRequest) -> BoundScheme:
         return for_member(self.writers[request.tenant], member=None, payload=request.payload)
 
     def count_tokens(self, prompt: str) -> int:

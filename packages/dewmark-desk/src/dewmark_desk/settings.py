@@ -154,6 +154,12 @@ class Settings:
     """The longest prompt or conversation to be continued."""
     greedy: str = "unmarked"
     """What becomes of texts at temperature 0, which leave no choice to mark: ``unmarked`` or ``refuse``."""
+    policy: str | None = None
+    """Which parts of texts are left unmarked: ``default``, or a JSON file (`dewmark.policy`)."""
+    policy_log: str | None = None
+    """The file that says of every text which parts were marked, and why others were not."""
+    opt_out: bool = False
+    """Whether a request may ask for an unmarked text."""
     max_waiting_completions: int = 32
     """The most completions that may wait in one process before it answers 503."""
     generation_batch_size: int = 8
@@ -173,6 +179,8 @@ class Settings:
         for option, level in levels:
             if not 0.0 < level < 1.0:
                 raise ConfigError(f"{option} must lie in (0, 1), got {level:g}")
+        if self.policy_log is not None and self.zero_retention:
+            raise ConfigError("--zero-retention stores nothing about requests: leave out --policy-log")
         if self.zero_retention and self.log_queries:
             raise ConfigError("--zero-retention stores nothing about requests: leave out --log-queries")
         for name in ("log_days", "job_days"):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from dewmark.errors import DewmarkError
+from dewmark.policy import load_policy
 from dewmark_desk.app import create_app
 from dewmark_desk.connections import server_config
 from dewmark_desk.generation import TextGenerator, chat_format_or_transcript
@@ -42,6 +43,7 @@ def open_service(settings: Settings) -> Service:
             chat=chat_format_or_transcript(settings.host_model),
             max_waiting=settings.max_waiting_completions,
             batch_size=settings.generation_batch_size,
+            policy=None if settings.policy is None else load_policy(settings.policy),
         )
     return Service(settings, tenants, generator=generator)
 

@@ -30,6 +30,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.hosts.base import ChatFormat
 from dewmark.hosts.fake import FakeHost
+from dewmark.policy import load_policy
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.watermark import Watermark
 from dewmark_desk.app import create_app
@@ -126,6 +127,7 @@ def make_service(
             chat=ChatFormat(transcript, CHAT_DECODING),
             max_waiting=32,
             batch_size=8,
+            policy=None if "policy" not in settings else load_policy(settings["policy"]),
         )
     return Service(Settings(**values), known, generator=generator)
 

@@ -21,6 +21,7 @@ TRIES = {  # values for every field that could change a text
     "presence_penalty": [0.0, 2.0],
     "frequency_penalty": [0.0, -2.0],
     "logit_bias": [{}, {"1": 100}],
+    "mark": [True, False],
     "response_format": [{"type": "text"}, {"type": "json_object"}],
     "max_tokens": [WORDS],
     "max_completion_tokens": [WORDS],

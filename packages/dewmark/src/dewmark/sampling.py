@@ -18,12 +18,13 @@ Boundary: functions of logits (batch, vocab) and of the rows' own random numbers
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import hashlib
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ _GOLDEN, _MIX_1, _MIX_2 = (
 _FEW = 128  # the largest top-k whose tokens are looked for directly: twice as many, and
 _TIES = 24  # these, since tokens that tie with the k-th stay
 _SORTED = 1024  # the likeliest tokens among which top-p is looked for first
+_SPARED = 2  # the purpose of numbers for tokens without a mark
 _LINES = 16  # a row of logits folded into this many lines, to find its largest entries
 
 
@@ -455,6 +457,52 @@ class DraftingSession(ChoosingSession):
     @abstractmethod
     def keep_best(self, drafts: int) -> torch.Tensor:
         """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
+
+
+class SparingSession(ChoosingSession):
+    """Marks with another session, except where ``spares`` says so of the ids that a row has written.
+
+    Spared tokens are drawn from the host's distribution with the row's unkeyed numbers. Tokens in
+    ``unmarked_ids`` are never chosen by the mark: an unkeyed draw decides whether the next token is one of
+    them, and the mark chooses among the others only, so the distribution stays what it was.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spares: Callable[[Sequence[Sequence[int]]], Sequence[bool]],
+        *,
+        start: int,
+        seeds: Sequence[int],
+        final: bool,
+        unmarked_ids: Sequence[int] = (),
+    ) -> None:
+        self._session, self._spares, self._start, self._final = session, spares, start, final
+        self._seeds = seeds
+        self._noise: RandomStreams | None = None
+        self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
+
+    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+        """Draw the next id of each row from the host's logits (batch, vocab)."""
+        if self._noise is None:
+            self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
+        step = input_ids.shape[1] - self._start
+        plain, sound = draw(scores, decoding, self._noise, step)
+        spared = torch.tensor(self._spares(input_ids[:, self._start :].tolist()), device=plain.device)
+        if len(self._unmarked_ids):
+            unmarked = self._unmarked_ids.to(plain.device)
+            spared |= torch.isin(plain, unmarked)
+            scores = warp(scores, decoding).index_fill(1, unmarked.to(scores.device), _MINUS_INF)
+            decoding = dataclasses.replace(decoding, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        if bool(spared.all()):
+            return plain, sound
+        scores = torch.where(spared.to(scores.device)[:, None], torch.zeros_like(scores), scores)
+        marked, fine = draw(
+            scores, decoding, self._noise, step, session=self._session, input_ids=input_ids, final=self._final
+        )
+        return torch.where(spared, plain, marked.to(plain.device)), torch.where(
+            spared, sound, fine.to(sound.device)
+        )
 
 
 def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:

@@ -17,6 +17,7 @@ from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
 from dewmark.hosts.streaming import stream_text
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
+from dewmark.policy import Policy, policed
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
 from dewmark.workspace import Expectations, HostInfo, Progress
@@ -46,13 +47,15 @@ class Watermark(DetectsMarks):
         scheme: str = "dew",
         settings: Mapping[str, Any] | None = None,
         reader: Reads = None,
+        policy: Policy | None = None,
         device: str = "auto",
         dtype: str = "auto",
         progress: Progress | None = None,
     ) -> None:
         """Bind a scheme, by name and ``settings``, to a key and a host; ``reader`` reads what is detected.
 
-        The weights of a host given by name are loaded when they are first needed.
+        ``policy`` says which parts of a text are left unmarked; without one, all is marked. The weights of a
+        host given by name are loaded when they are first needed.
         """
         # cached: a scheme that runs the host to detect shares it with `generate`
         load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
@@ -60,6 +63,7 @@ class Watermark(DetectsMarks):
         self._named = info.name if isinstance(host, str | HostInfo) else None
         self._progress = progress
         self._reader = reader
+        self.policy = policy
         workspace = open_workspace(self._open_host, load=load, progress=progress)
         self.scheme: BoundScheme = chosen_scheme(scheme, settings, [key]).bind(key, info, workspace)
 
@@ -72,6 +76,10 @@ class Watermark(DetectsMarks):
     def chat_format(self) -> ChatFormat:
         """The host's chat template and its own decoding options; no weights are loaded for a named host."""
         return self.host.chat if self._named is None else chat_format(self._named, progress=self._progress)
+
+    def marking(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
+        """The scheme as it marks: by a member of the key's ring, with a payload, under the policy."""
+        return policed(for_member(self.scheme, member=member, payload=payload), self.policy)
 
     def generate(
         self,
@@ -94,7 +102,7 @@ class Watermark(DetectsMarks):
         (text,) = self._prompts(_one(prompt), _one(messages))
         return self.host.generate(
             [text],
-            scheme=for_member(self.scheme, member=member, payload=payload),
+            scheme=self.marking(member=member, payload=payload),
             seeds=[_drawn_seed() if seed is None else seed],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )[0]
@@ -115,7 +123,7 @@ class Watermark(DetectsMarks):
         return stream_text(
             self.host,
             text,
-            scheme=for_member(self.scheme, member=member, payload=payload),
+            scheme=self.marking(member=member, payload=payload),
             seed=_drawn_seed() if seed is None else seed,
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )
@@ -140,7 +148,7 @@ class Watermark(DetectsMarks):
         texts = self._prompts(prompts, messages)
         return self.host.generate(
             texts,
-            scheme=for_member(self.scheme, member=member, payload=payload),
+            scheme=self.marking(member=member, payload=payload),
             seeds=seeds if seeds is not None else [_drawn_seed() for _ in texts],
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
             batch_size=batch_size,

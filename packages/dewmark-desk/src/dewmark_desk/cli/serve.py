@@ -12,6 +12,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
+from dewmark.policy import load_policy
 
 if TYPE_CHECKING:
     from dewmark_desk.settings import Settings
@@ -77,6 +78,25 @@ def serve(
             help="Requests at temperature 0 leave no choice to mark: answer them without a mark, or refuse.",
         ),
     ] = "unmarked",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="default|FILE.json",
+            show_default="mark everything",
+            help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
+        ),
+    ] = None,
+    policy_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Append to this file, for every text, which parts were marked and why others were not; "
+            "never the text.",
+        ),
+    ] = None,
+    opt_out: Annotated[
+        bool, typer.Option("--opt-out", help='Let requests ask for an unmarked text: "mark": false.')
+    ] = False,
     reader: options.Reader = None,
     translate_back: Annotated[
         bool,
@@ -217,10 +237,15 @@ def serve(
             max_fpr=max_fpr,
             public_fpr=public_fpr,
             greedy=greedy,
+            policy=policy if policy in (None, "default") else str(Path(policy).absolute()),
+            policy_log=None if policy_log is None else str(policy_log.absolute()),
+            opt_out=opt_out,
         )
         with Progress(quiet=quiet) as progress:
             return _check(chosen, identity, progress)
 
+    if policy is not None:
+        load_policy(policy)
     wanted = read()
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host

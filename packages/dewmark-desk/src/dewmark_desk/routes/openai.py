@@ -1,10 +1,12 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion. Fields that would change the text in a
-way that this service does not offer (penalties, ``logit_bias``, ``response_format``, tools) are rejected
-unless they have their neutral value, and so are unknown fields: nothing is ignored. A token writes with its
-own tenant's key; members and seeds follow from the whole request (`decisions`). At temperature 0 there is no
-choice to put a mark into: such texts are refused, or carry no mark and say so (``"marked": false``).
+Supports the fields of OpenAI's API that concern a marked completion, and ``response_format``: such answers
+follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a way that
+this service does not offer (penalties, ``logit_bias``, tools) are rejected unless they have their neutral
+value, and so are unknown fields: nothing is ignored. A token writes with its own tenant's key; members and
+seeds follow from the whole request (`decisions`). At temperature 0 there is no choice to put a mark into:
+such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
+parts of texts unmarked; its log says which, and holds no text.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
@@ -22,13 +25,16 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dewmark.decoding import Decoding
-from dewmark.errors import DewmarkError
+from dewmark.errors import DewmarkError, MissingExtraError
+from dewmark.policy import Policy
 from dewmark.scheme import check_text
+from dewmark.storage import append_jsonl
 from dewmark.watermark import DEFAULT_DECODING
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.decisions import seed_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
+from dewmark_desk.policy_log import log_row
 from dewmark_desk.routes.dependencies import (
     CLIENT_GONE,
     CallerOf,
@@ -41,6 +47,7 @@ from dewmark_desk.routes.dependencies import (
 )
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.service import Service
+from dewmark_desk.structured_output import grammar_of
 
 router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
@@ -65,10 +72,31 @@ Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _TextFormat(BaseModel):
+class _Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    type: Literal["text"]
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Json = Field(alias="schema")
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema | None = None
+
+    def grammar(self) -> str | None:
+        """What an answer must look like, or None."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ApiError(422, "invalid_request", "response_format.json_schema: give the schema")
+        try:
+            return grammar_of({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
+        except MissingExtraError as error:
+            raise ApiError(422, "invalid_request", f"response_format: {error}") from None
 
 
 class _Request(BaseModel):
@@ -80,10 +108,11 @@ class _Request(BaseModel):
     )
     payload: int | None = Field(None, ge=0, lt=1 << 16, description="The message that the text carries.")
     user: str | None = Field(None, max_length=500)
+    mark: bool | None = Field(None, description="false asks for an unmarked text, where that is allowed.")
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[Json, Field(max_length=0)] | None = None
-    response_format: _TextFormat | None = None
+    response_format: _Format | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: Temperature | None = None
     top_p: float | None = Field(None, ge=1e-6, le=1.0)
@@ -226,9 +255,12 @@ async def _respond(
     if tokens > limit:
         raise ApiError(422, "invalid_request", f"max_tokens must be at most {limit}")
     decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
-    said = {**body.model_dump(exclude={"stream", "stream_options", "user"}), "tenant": tenant}
+    said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
-    marked = service.settings.greedy == "refuse" or generator.can_mark(tenant, decoding)
+    grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
+    exempt = _exempt(body, decoding, tenant, service)
+    if grammar is not None and decoding.temperature == 0.0:
+        decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     wanted = [
         GenerationRequest(
@@ -239,11 +271,13 @@ async def _respond(
             stop=body.stops,
             payload=body.payload,
             owner=caller.id,
-            marked=marked,
+            marked=exempt is None,
+            exempt=exempt,
+            grammar=grammar,
         )
         for i, prompt in enumerate(each)
     ]
-    request.state.marked = marked
+    request.state.marked = exempt is None
 
     def check() -> int:
         for i, prompt in enumerate(prompts):
@@ -259,8 +293,8 @@ async def _respond(
         "object": "chat.completion" if kind == "chat" else "text_completion",
         "created": int(time.time()),
         "model": generator.name,
-        "system_fingerprint": generator.writers[tenant].config_hash if marked else None,
-        "marked": marked,
+        "system_fingerprint": generator.writers[tenant].config_hash if exempt is None else None,
+        "marked": exempt is None,
     }
     async with service.charged(caller, len(wanted), size=sum(len(prompt.encode()) for prompt in prompts)):
         streams = generator.submit(wanted)
@@ -273,7 +307,7 @@ async def _respond(
     try:
         texts = await while_connected(request, asyncio.gather(*map(_whole, streams)))
     finally:
-        _finish(streams, service)
+        _finish(streams, service, request_id)
     if texts is None:
         return Response(status_code=CLIENT_GONE)
     choices = [
@@ -326,7 +360,7 @@ async def _events(
     finally:
         for follower in followers:
             follower.cancel()
-        _finish(streams, service)
+        _finish(streams, service, request_id)
 
 
 def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
@@ -357,8 +391,26 @@ async def _whole(stream: TextStream) -> str:
     return "".join([piece async for piece in stream])
 
 
-def _finish(streams: list[TextStream], service: Service) -> None:
+def _exempt(
+    body: CompletionRequest | ChatRequest, decoding: Decoding, tenant: str, service: Service
+) -> str | None:
+    """Why the texts of a request carry no mark, or None."""
+    if body.mark is False and not service.settings.opt_out:
+        raise ApiError(422, "invalid_request", "mark: this service marks every text (see --opt-out)")
+    generator = _generator(service)
+    policy = generator.policy or Policy()
+    exempt = policy.exempts(max_new_tokens=decoding.max_new_tokens, opted_out=body.mark is False)
+    if exempt is None and service.settings.greedy != "refuse" and not generator.can_mark(tenant, decoding):
+        return "greedy"
+    return exempt
+
+
+def _finish(streams: list[TextStream], service: Service, request_id: str) -> None:
     service.metrics.written.inc(sum(stream.tokens for stream in streams))
+    if service.settings.policy_log is not None:
+        generator = _generator(service)
+        rows = [log_row(stream, generator, request_id=request_id) for stream in streams]
+        append_jsonl(Path(service.settings.policy_log), rows, private=True)
     for stream in streams:
         stream.cancel()
 

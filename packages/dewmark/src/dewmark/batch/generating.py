@@ -17,7 +17,6 @@ from typing import Any
 
 from dewmark import hosts
 from dewmark.batch.inputs import Prompt, read_prompts
-from dewmark.capabilities import for_member
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash
@@ -56,7 +55,7 @@ class TextWriter:
         cls, watermark: Watermark, *, member: int | None = None, payload: int | None = None
     ) -> TextWriter:
         """A writer of marked text, by a member of the key's ring and with a payload."""
-        scheme = for_member(watermark.scheme, member=member, payload=payload)
+        scheme = watermark.marking(member=member, payload=payload)
         return cls(scheme, scheme.host, lambda: watermark.host, lambda: watermark.chat_format)
 
     @classmethod

@@ -9,7 +9,11 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, write
-from dewmark.errors import StorageError
+from dewmark.errors import ConfigError, StorageError
+from dewmark.registry import Registry
+
+PAGES = Registry("page", {}, group="dewmark.pages", companion="dewmark-desk")
+"""What writes the page of a public detector; dewmark-desk brings it."""
 
 app = typer.Typer(help="Export a detector that needs no host model.", no_args_is_help=True)
 
@@ -22,7 +26,15 @@ def _group() -> None:
 @app.command()
 def export(
     key: options.KeyFile,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --public: a new or empty folder for a web page that detects in the browser, without a "
+            "server (about 19 MB; dewmark-desk brings it).",
+        ),
+    ] = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -47,10 +59,17 @@ def export(
 ) -> None:
     """Export a detector to a folder, for: dewmark detect --detector DIR."""
     options.check_marks(scheme)
-    if out.exists() and not out.is_dir():
-        raise StorageError(f"{out} is a file: name a new or empty folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise StorageError(f"{out} is not empty and is not overwritten: name a new or empty folder")
+    folders = [each for each in (out, page) if each is not None]
+    if not folders:
+        raise ConfigError("no folder to write: give --out DIR, or --public with --page DIR")
+    if page is not None and not public:
+        raise ConfigError("a page is for everyone, and only the public half of a key may be: add --public")
+    for folder in folders:
+        if folder.exists() and not folder.is_dir():
+            raise StorageError(f"{folder} is a file: name a new or empty folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise StorageError(f"{folder} is not empty and is not overwritten: name a new or empty folder")
+    write_page = PAGES["detector"] if page is not None else None
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
         from dewmark.batch.audit_report import AuditReport
@@ -60,11 +79,16 @@ def export(
 
         if audit is not None:
             bound = AuditReport.load(audit).applied(bound)
-        Detector(capability(bound, HasPublicHalf).public() if public else bound).save(out)
+        exported = capability(bound, HasPublicHalf).public() if public else bound
+        if out is not None:
+            Detector(exported).save(out)
+        if write_page is not None:
+            write_page(exported, page)
     if json_:
         emit(
             {
-                "out": str(out),
+                "out": out and str(out),
+                "page": page and str(page),
                 "key_fingerprint": bound.fingerprint,
                 "scheme": bound.scheme.name,
                 "config_hash": bound.config_hash,
@@ -78,4 +102,4 @@ def export(
             if public
             else "Keep it as secret as the key: anyone with it can detect, forge and remove the mark.\n"
         )
-        write(f"wrote {out}, key {bound.fingerprint}\n{advice}")
+        write(f"wrote {' and '.join(map(str, folders))}, key {bound.fingerprint}\n{advice}")

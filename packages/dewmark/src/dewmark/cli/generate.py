@@ -50,6 +50,14 @@ def generate(
     strength: options.Strength = None,
     member: options.Member = None,
     payload: options.Payload = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="default|FILE.json",
+            show_default="mark everything",
+            help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
@@ -90,6 +98,7 @@ def generate(
     from dewmark.batch.inputs import as_request, check_prompt
     from dewmark.decoding import Decoding
     from dewmark.hosts.base import check_decoding
+    from dewmark.policy import load_policy
 
     if (prompt is None) == (prompts is None):
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
@@ -109,6 +118,7 @@ def generate(
         drafts=drafts,
     )
     Decoding(**stated)  # report mistakes before a model is loaded
+    left_out = None if policy is None else load_policy(policy)
     message = options.whole_number(payload, "--payload")
     if scheme == options.UNMARKED and (member is not None or message is not None):
         raise ConfigError("scheme none leaves no mark: leave out --member and --payload")
@@ -123,19 +133,17 @@ def generate(
         if secret is None or scheme == options.UNMARKED:
             writer = TextWriter.unmarked(host, progress=progress, device=device, dtype=dtype)
         else:
-            writer = TextWriter.marked(
-                options.load_watermark(
-                    secret,
-                    host=host,
-                    scheme=scheme,
-                    settings=settings,
-                    progress=progress,
-                    device=device,
-                    dtype=dtype,
-                ),
-                member=member,
-                payload=message,
+            watermark = options.load_watermark(
+                secret,
+                host=host,
+                scheme=scheme,
+                settings=settings,
+                progress=progress,
+                device=device,
+                dtype=dtype,
             )
+            watermark.policy = left_out
+            writer = TextWriter.marked(watermark, member=member, payload=message)
         if prompt is not None:
             answered = _answers(writer) if chat is None else chat
             asked = [Prompt("0", prompt, as_request(prompt) if answered else None)]

@@ -30,7 +30,7 @@ from dewmark.workspace import Expectations, ExpectedWords, NoReader, ReaderFolde
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["add_expectations", "read"]
+__all__ = ["READ", "add_expectations", "read"]
 
 Vectors = Callable[[Sequence[str]], F32]
 

@@ -48,7 +48,7 @@ from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length
 
-__all__ = ["TextMatrix", "text_matrices"]
+__all__ = ["TextMatrix", "start_columns", "text_matrices"]
 
 Array = Any  # of numpy or of torch
 Library = Any  # numpy or torch
@@ -242,7 +242,7 @@ def leading_directions(matrices: Array, count: int, *, xp: Library = np) -> tupl
 
     These are (B, d_T, q) and (B, d_C, q). ``xp`` is the library of the arrays: numpy, or torch.
     """
-    start = _start(matrices.shape[-1], count)
+    start = start_columns(matrices.shape[-1], count)
     right = start if xp is np else matrices.new_tensor(start)
     if not count:
         return matrices[:, 0, :0], matrices[..., :0], matrices.mT[..., :0]
@@ -287,7 +287,7 @@ def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
 
 
 @functools.cache
-def _start(rows: int, columns: int) -> F32:
+def start_columns(rows: int, columns: int) -> F32:
     """Fixed public columns from which the search for directions starts, (rows, columns)."""
     stream = KeyStream(hashlib.sha256(b"dewmark/leading directions").digest())
     return stream.normals(rows, columns).astype(np.float32)

@@ -172,7 +172,11 @@ class EpochMatrices:
 
     def scores(self, F: F64) -> F64:
         """z of all uses, (K, messages), for a text's F (d_T, d_C)."""
-        z: F64 = standard(self.sums(F.astype(np.float32)).astype(np.float64), np.sum(np.square(F)))
+        if self.messages.count == 1:  # in double precision, as a plain key has it
+            sums: F64 = np.tensordot(self.W, F, 2)[:, None]
+        else:
+            sums = self.sums(F.astype(np.float32)).astype(np.float64)
+        z: F64 = standard(sums, np.sum(np.square(F)))
         return z
 
     def sums(self, M: F32) -> F32:

@@ -136,6 +136,12 @@ class BoundDEW(BoundWords[LexiconReader]):
 
     # Marking
 
+    def member_of(self, seed: int) -> int | None:
+        """The member that marks a text with this seed; None under a key without members."""
+        if self.members_chosen is not None:
+            return random_member(seed, self.members_chosen)
+        return self.asked.member if self.uses is not None else None
+
     def _forget(self) -> None:
         self._aligners: dict[torch.device, LexiconAligner] = {}
 

@@ -53,7 +53,15 @@ from dewmark.storage import BlobCache, load_bundle, save_bundle
 from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, Workspace, silent
 
-__all__ = ["WordVectors", "load_word_statistics", "register_texts", "word_weight"]
+__all__ = [
+    "FREQUENT",
+    "FREQUENT_TIMES",
+    "SIF",
+    "WordVectors",
+    "load_word_statistics",
+    "register_texts",
+    "word_weight",
+]
 
 Window = tuple[str, ...]
 Centre = Literal["running", "rare"]

@@ -32,6 +32,8 @@ import regex
 from dewmark.arrays import I64
 from dewmark.workspace import Tokenized, Tokenizer
 
+__all__ = ["alphabets", "clean", "styles"]
+
 _FLAGS = regex.VERSION1 | regex.VERBOSE
 Edit = tuple[int, int, str]  # characters [start, end) become this
 
@@ -242,7 +244,7 @@ def _narrow_kana(text: str) -> Iterator[Edit]:
 
 
 @functools.cache
-def _styles() -> dict[int, str]:
+def styles() -> dict[int, str]:
     """Mathematical, circled, squared and wide letters to plain ones; small capitals to small letters."""
     found = {}
     for first, last in (
@@ -266,8 +268,8 @@ def _styles() -> dict[int, str]:
 
 
 def _unstyled(text: str) -> str:
-    plain = _styles().keys().isdisjoint(map(ord, set(text)))
-    return text if plain else text.translate(_styles())
+    plain = styles().keys().isdisjoint(map(ord, set(text)))
+    return text if plain else text.translate(styles())
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,8 @@ _DISGUISED = 3
 
 
 @functools.cache
-def _alphabets() -> _Alphabets:
+def alphabets() -> _Alphabets:
+    """The letters that look alike, by alphabet."""
     file = resources.files("dewmark") / "data" / "lookalikes.txt"
     latin: dict[str, str] = {}
     other: dict[str, dict[str, str]] = {name: {} for name in _SCRIPTS}
@@ -305,7 +308,7 @@ def _alphabets() -> _Alphabets:
 
 def _same_alphabet(text: str) -> str:
     """Words that mix alphabets, written in the one that they belong to."""
-    if _alphabets().latin.keys().isdisjoint(set(text)) or not _LATIN.search(text):
+    if alphabets().latin.keys().isdisjoint(set(text)) or not _LATIN.search(text):
         return text
     main = _main_alphabet(text)
     pieces: list[str] = []
@@ -333,12 +336,12 @@ def _same_alphabet(text: str) -> str:
 
 def _main_alphabet(text: str) -> str:
     """The alphabet of most letters that look like none of another alphabet."""
-    alphabets = _alphabets()
+    known = alphabets()
     counts: Counter[str] = Counter()
     for letter, count in Counter(text).items():
         if _LATIN.match(letter):
-            counts["Latin"] += 0 if letter in alphabets.other["Cyrillic"] else count
-        elif letter not in alphabets.latin:
+            counts["Latin"] += 0 if letter in known.other["Cyrillic"] else count
+        elif letter not in known.latin:
             for name, pattern in _SCRIPT.items():
                 counts[name] += count if pattern.match(letter) else 0
     return max(("Latin", *_SCRIPTS), key=counts.__getitem__)
@@ -347,12 +350,12 @@ def _main_alphabet(text: str) -> str:
 @functools.lru_cache(maxsize=1 << 15)
 def _folded(run: str, main: str) -> str | None:
     """A word in one alphabet, the main one if possible; None if it stays as it is."""
-    alphabets = _alphabets()
-    targets = {"Latin": (alphabets.latin, _LATIN)}
+    known = alphabets()
+    targets = {"Latin": (known.latin, _LATIN)}
     if main != "Latin":
         if not _LATIN.search(run):
             return None
-        targets = {main: (alphabets.other[main], _SCRIPT[main]), **targets}
+        targets = {main: (known.other[main], _SCRIPT[main]), **targets}
     for table, own in targets.values():
         letters = [c if own.match(c) or unicodedata.combining(c) else table.get(c, "") for c in run]
         if all(letters):

@@ -42,7 +42,7 @@ import regex
 from dewmark.arrays import I64, Mask
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["distinct", "form_of", "repetition", "words"]
+__all__ = ["VERSION", "class_letter", "distinct", "form_of", "repetition", "words"]
 
 VERSION = 3
 
@@ -105,6 +105,11 @@ class _ClassLetters(dict[int, str]):
             self.clear()
         self[code] = letter
         return letter
+
+
+def class_letter(character: str) -> str:
+    """The letter that stands for a character in the rules of words: its class, or a space for none."""
+    return _LETTERS[ord(character)]
 
 
 @functools.cache

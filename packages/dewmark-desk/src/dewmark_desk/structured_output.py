@@ -1,0 +1,145 @@
+"""Answers that follow a JSON schema: the library llguidance says which tokens may come next.
+
+The mark chooses among the tokens that the grammar allows. Where structure leaves no choice there is nothing
+to mark, so keys and brackets carry none; the words of a long string do, and a request for JSON is no way
+around the mark. A provider who wants JSON unmarked says so in a policy (`dewmark.policy`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dewmark.arrays import I64, Mask
+from dewmark.errors import ConfigError
+from dewmark.extras import require
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.sampling import Choice, ChoosingSession, RandomStreams, Session, draw, fresh_seeds
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.decoding import Decoding
+    from dewmark.scheme import BoundScheme
+
+__all__ = ["constrained", "grammar_of"]
+
+
+def grammar_of(schema: Mapping[str, Any]) -> str:
+    """The grammar of a JSON schema; `ConfigError` says what is wrong with it."""
+    matcher = _matcher()
+    try:
+        # without free white space: small models can write it for ever
+        grammar: str = matcher.grammar_from_json_schema(
+            json.dumps(schema), overrides={"whitespace_flexible": False}
+        )
+        problem = matcher.validate_grammar(grammar, None)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(f"response_format: {' '.join(problem.split())[:300]}")
+    return grammar
+
+
+def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundScheme:
+    """The scheme under a grammar: its sessions draw what the grammar allows, with the mark or without."""
+    tokenizer = bound.host.tokenizer
+    if not isinstance(tokenizer, HFTokenizer):
+        raise ConfigError(f"{bound.host.name} has no tokenizer for grammars: leave response_format out")
+    guide = _guide(tokenizer, bound.host.vocab_size)
+    first = _matcher()(guide, grammar)
+    if first.is_error() or not set(_allowed_ids(first).tolist()) - tokenizer.special_ids:
+        raise ConfigError(f"{bound.host.name} has no tokens for this response_format: leave it out")
+    changed = copy.copy(bound)
+    changed.session = functools.partial(  # type: ignore[method-assign]
+        _session, grammar, guide, bound if marked else None
+    )
+    return changed
+
+
+def _matcher() -> Any:  # noqa: ANN401 - a class of llguidance
+    return require("llguidance", extra="structured", package="dewmark-desk").LLMatcher
+
+
+@functools.lru_cache(maxsize=4)
+def _guide(tokenizer: HFTokenizer, vocab_size: int) -> Any:  # noqa: ANN401 - a tokenizer of llguidance
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        text = (Path(folder) / "tokenizer.json").read_text(encoding="utf-8")
+    llguidance = require("llguidance", extra="structured", package="dewmark-desk")
+    return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=tokenizer.eos_id)
+
+
+def _session(
+    grammar: str,
+    guide: Any,  # noqa: ANN401 - a tokenizer of llguidance
+    bound: BoundScheme | None,
+    prompt_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+) -> GrammarSession:
+    rows = [_matcher()(guide, grammar) for _ in prompt_ids]
+    start, drawn = prompt_ids.shape[1], fresh_seeds(len(rows), seeds)
+    inner = None if bound is None else bound.session(prompt_ids, attention_mask, seeds=drawn)
+    final = bound is not None and bound.needs.final_distribution
+    return GrammarSession(rows, inner, final=final, start=start, seeds=drawn, end=guide.eos_token)
+
+
+class GrammarSession(ChoosingSession):
+    """Draws each row's token among those that its matcher allows; ``end`` follows a complete value."""
+
+    def __init__(
+        self,
+        matchers: Sequence[Any],
+        session: Session | None,
+        *,
+        final: bool,
+        start: int,
+        seeds: Sequence[int],
+        end: int,
+    ) -> None:
+        self._matchers, self._session, self._final = matchers, session, final
+        self._start, self._seeds, self._end = start, seeds, end
+        self._read = 0
+        self._noise: RandomStreams | None = None
+
+    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+        """Draw the next id of each row from the host's logits (batch, vocab)."""
+        import torch
+
+        step = input_ids.shape[1] - self._start
+        for matcher, ids in zip(
+            self._matchers, input_ids[:, self._start + self._read :].tolist(), strict=True
+        ):
+            if not matcher.is_stopped():
+                matcher.consume_tokens(ids)
+        self._read = step
+        if self._noise is None:
+            self._noise = RandomStreams(self._seeds, device=scores.device)
+        allowed = np.stack([self._allowed(matcher, scores.shape[1]) for matcher in self._matchers])
+        masked = scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -float("inf"))
+        return draw(
+            masked, decoding, self._noise, step, session=self._session, input_ids=input_ids, final=self._final
+        )
+
+    def _allowed(self, matcher: Any, vocab_size: int) -> Mask:  # noqa: ANN401 - a matcher of llguidance
+        """Which ids (vocab,) may follow."""
+        found = np.zeros(vocab_size, dtype=bool)
+        if matcher.is_stopped():
+            found[self._end] = True
+            return found
+        found[_allowed_ids(matcher)] = True
+        return found
+
+
+def _allowed_ids(matcher: Any) -> I64:  # noqa: ANN401 - a matcher of llguidance
+    packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little"))

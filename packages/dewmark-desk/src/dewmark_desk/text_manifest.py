@@ -1,0 +1,219 @@
+"""A signed C2PA manifest inside a plain text, beside the mark: two layers, and what they say together.
+
+`sign_text` signs a manifest (claim generator, model, AI as the source, the mark as a soft binding that names
+the key's fingerprint) with the provider's certificate, and appends it as variation selectors, which no reader
+sees. `read_manifest` finds and verifies it. The library c2pa-python signs and verifies, c2pa-text embeds and
+extracts.
+
+The signature covers the NFC text without the manifest and without white space at the end. The specification
+would rather have the file hashed with an exclusion for the manifest, but c2pa-python (0.38) knows no text
+files and refuses exclusions there; a validator has to take the manifest out first, as
+`c2pa_text.extract_manifest` does.
+
+A manifest proves who signed, and is lost in any edit. A mark survives edits, and proves less. dewmark's
+detection removes the selectors, so a manifest changes no verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dewmark.errors import ConfigError, InputError
+from dewmark.extras import require
+from dewmark.types import Detection, Verdict
+from dewmark.version import __version__
+
+__all__ = ["Manifest", "Provider", "compared", "read_manifest", "sign_text"]
+
+_SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+_ALGORITHMS = {"secp256r1": b"es256", "secp384r1": b"es384", "secp521r1": b"es512", "ed25519": b"ed25519"}
+
+State = Literal["absent", "trusted", "untrusted", "altered", "broken"]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who signs: the certificate chain and its private key, PEM files."""
+
+    chain: Path
+    private_key: Path
+
+    def signer(self) -> Any:  # noqa: ANN401 - a signer of c2pa-python, which has few types
+        """A signer for c2pa-python."""
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        c2pa = require("c2pa", extra="c2pa", package="dewmark-desk")
+        try:
+            chain, secret = self.chain.read_bytes(), self.private_key.read_bytes()
+            key = load_pem_private_key(secret, password=None)
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{self.private_key} is no private key in PEM: give an unencrypted one"
+            ) from None
+        name = (
+            key.curve.name
+            if isinstance(key, ec.EllipticCurvePrivateKey)
+            else "ed25519"
+            if isinstance(key, ed25519.Ed25519PrivateKey)
+            else type(key).__name__
+        )
+        if name not in _ALGORITHMS:
+            raise ConfigError(f"{self.private_key} is a {name} key: give one of {', '.join(_ALGORITHMS)}")
+        with _errors():
+            return c2pa.Signer.from_info(c2pa.C2paSignerInfo(_ALGORITHMS[name], chain, secret, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the manifest of a text says, and whether it holds.
+
+    ``state`` is ``absent``, ``trusted`` (intact, and signed under a given root), ``untrusted`` (intact, but
+    signed by anybody), ``altered`` (the signature does not fit the text) or ``broken``.
+    """
+
+    state: State
+    text: str
+    """The text without the manifest."""
+    signer: str | None = None
+    generator: str | None = None
+    model: str | None = None
+    time: str | None = None
+    fingerprint: str | None = None
+    """Of the key whose mark the manifest names."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether the signature fits the text."""
+        return self.state in ("trusted", "untrusted")
+
+
+def sign_text(text: str, provider: Provider, *, model: str, scheme: str, fingerprint: str) -> str:
+    """The text in NFC with a signed manifest at its end; a manifest that it has already is replaced."""
+    c2pa, wrapper = _c2pa(), require("c2pa_text", extra="c2pa", package="dewmark-desk")
+    clean = read_manifest(text).text
+    if not clean.strip():
+        raise InputError("the text is empty: there is nothing to sign")
+    claim = {
+        "claim_generator_info": [{"name": "dewmark", "version": __version__}],
+        "format": "text/plain",
+        "assertions": [
+            {"label": "c2pa.actions.v2", "data": {"actions": [_created(model)]}},
+            {"label": "c2pa.soft-binding", "data": _binding(scheme, fingerprint)},
+        ],
+    }
+    with _errors(), c2pa.Builder(json.dumps(claim)) as builder, provider.signer() as signer:
+        builder.set_no_embed()
+        signed: bytes = builder.sign(signer, "text/plain", io.BytesIO(clean.encode()), io.BytesIO())
+    embedded: str = wrapper.embed_manifest(clean, signed)
+    return embedded
+
+
+def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
+    """The manifest of a text, verified; ``roots`` are certificates (PEM) under which signers are trusted."""
+    c2pa, wrapper = _c2pa(), require("c2pa_text", extra="c2pa", package="dewmark-desk")
+    try:
+        data, clean = wrapper.extract_manifest(text)
+    except ValueError:  # several manifests
+        return Manifest("broken", text)
+    clean = clean.rstrip()
+    if data is None:
+        return Manifest("broken" if _has_selectors(text) else "absent", clean)
+    trust = {} if roots is None else {"trust": {"trust_anchors": roots.read_text(encoding="utf-8")}}
+    settings = {**trust, "verify": {"verify_trust": True}}
+    try:
+        with (
+            c2pa.Context(c2pa.Settings.from_dict(settings)) as context,
+            c2pa.Reader("text/plain", io.BytesIO(clean.encode()), data, context=context) as reader,
+        ):
+            found = reader.get_active_manifest() or {}
+            results = (reader.get_validation_results() or {}).get("activeManifest", {})
+    except c2pa.C2paError:
+        return Manifest("broken", clean)
+    return _described(found, {each["code"] for each in results.get("failure", ())}, clean)
+
+
+def compared(manifest: Manifest, detection: Detection) -> str:
+    """What both layers say together, in one sentence."""
+    marked = detection.verdict is Verdict.MARKED
+    same = manifest.fingerprint == detection.key_fingerprint
+    if manifest.state in ("altered", "broken"):
+        with_mark = "and the mark is still there" if marked else "and this key's mark is not found"
+        return (
+            f"The manifest does not fit the text: text or manifest were changed after signing, {with_mark}."
+        )
+    if manifest.state == "absent":
+        if marked:
+            return "The mark is there, and no manifest: it was stripped, or never added."
+        return "Neither a manifest nor this key's mark is there."
+    who = f"signed by {manifest.signer}"
+    doubt = "" if manifest.state == "trusted" else ", whose certificate is under no given root"
+    if marked and same:
+        return f"Both layers agree: intact, {who}{doubt}, with the mark of key {manifest.fingerprint}."
+    if marked:
+        return f"Intact, {who}{doubt}, but the manifest names another key than the mark that was found."
+    if detection.verdict is Verdict.NOT_MARKED and same:
+        return (
+            f"Intact, {who}{doubt}, but the mark that it names is not found: the text may leave little "
+            "choice, or somebody signed a text that this key did not mark."
+        )
+    return f"Intact, {who}{doubt}; the text allows no verdict on this key's mark."
+
+
+def _created(model: str) -> dict[str, Any]:
+    return {
+        "action": "c2pa.created",
+        "digitalSourceType": _SOURCE,
+        "softwareAgent": {"name": model},
+    }
+
+
+def _binding(scheme: str, fingerprint: str) -> dict[str, Any]:
+    return {"alg": f"dewmark.{scheme}", "blocks": [{"scope": {}, "value": fingerprint}]}
+
+
+def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifest:
+    data = {each["label"]: each["data"] for each in found.get("assertions", ())}
+    (action, *_) = data.get("c2pa.actions.v2", {}).get("actions", []) or [{}]
+    (block, *_) = data.get("c2pa.soft-binding", {}).get("blocks", []) or [{}]
+    generator = (found.get("claim_generator_info") or [{}])[0]
+    signed = found.get("signature_info") or {}
+    state: State = "trusted"
+    if failures - {"signingCredential.untrusted"}:
+        state = "altered"
+    elif failures:
+        state = "untrusted"
+    return Manifest(
+        state,
+        clean,
+        signer=", ".join(filter(None, (signed.get("common_name"), signed.get("issuer")))) or None,
+        generator=" ".join(filter(None, (generator.get("name"), generator.get("version")))) or None,
+        model=action.get("softwareAgent", {}).get("name"),
+        time=signed.get("time"),
+        fingerprint=block.get("value"),
+    )
+
+
+def _has_selectors(text: str) -> bool:
+    """Whether a text has a run of variation selectors that no writing system uses."""
+    return sum(0xE0100 <= ord(each) <= 0xE01EF for each in unicodedata.normalize("NFC", text)) >= 8
+
+
+def _c2pa() -> Any:  # noqa: ANN401 - a module with few types
+    return require("c2pa", extra="c2pa", package="dewmark-desk")
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """One clear line where the library refuses a certificate or a key."""
+    try:
+        yield
+    except _c2pa().C2paError as error:
+        raise ConfigError(f"c2pa refuses the certificate or its key: {error}") from None

@@ -1,0 +1,121 @@
+"""The detector of the browser: its files, and that it says what Python says, in Node.
+
+``make test-serve`` asks Chromium the same of all golden texts (`page.test_browser_page`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from tests.desk.golden_texts import golden_texts
+
+from dewmark import Key
+from dewmark.errors import ConfigError, StorageError
+from dewmark.opening import load_scheme
+from dewmark.text.words import words
+from dewmark_desk.browser_detector import FORMAT, write_page
+
+RUNNER = """
+const fs = require("fs"), vm = require("vm"), [folder, texts] = process.argv.slice(1);
+const read = (file) => fs.readFileSync(file, "utf8");
+const files = ["words.js", "detector.js", "data.js"].map((name) => read(`${folder}/${name}`));
+vm.runInThisContext(files.join(";\\n") + ";globalThis.opened = async () => new PublicDetector(DATA.about, " +
+  "DATA.tables, await inflated(BLOB));");
+opened().then((detector) => process.stdout.write(JSON.stringify(JSON.parse(read(texts)).map(
+  (text) => ({ forms: detector.words.forms(text), ...detector.detect(text) })))));
+"""
+
+
+@pytest.fixture(scope="module")
+def public():
+    return load_scheme(Key(bytes(range(32)))).public()
+
+
+@pytest.fixture(scope="module")
+def folder(public, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page") / "public"
+    write_page(public, folder)
+    return folder
+
+
+def agrees(found, bound, texts):
+    """Words and counts are the same, and z within 1e-6."""
+    assert [each["forms"] for each in found] == [[word.form for word in words(text)] for text in texts]
+    said = bound.detect_batch(texts)
+    assert [each["words_scored"] for each in found] == [each.tokens_scored for each in said]
+    z, own = (np.array(values) for values in ([each.z for each in said], [each["z"] for each in found]))
+    assert np.max(np.abs(own - z) / np.maximum(np.abs(z), 1.0)) < 1e-6
+    for each, wanted in zip(found, said, strict=True):
+        assert each["p_value"] == pytest.approx(wanted.p_value, rel=1e-4)
+        assert each["effective_length"] == pytest.approx(wanted.effective_length, rel=1e-6)
+        short = wanted.verdict.value in ("too_short", "unsupported_language")
+        assert each["verdict"] == ("too_short" if short else wanted.verdict.value)
+
+
+def in_node(folder, texts):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    given = folder.parent / "texts.json"
+    given.write_text(json.dumps(texts))
+    made = subprocess.run(
+        [node, "-e", RUNNER, folder, given], capture_output=True, text=True, check=True, timeout=600
+    )
+    return json.loads(made.stdout)
+
+
+def test_node_says_what_python_says(folder, public):
+    texts = golden_texts(40)
+    agrees(in_node(folder, texts), public, texts)
+
+
+def test_a_ring_pays_for_its_members(tmp_path):
+    bound = load_scheme(Key.ring(4)).public()
+    about = write_page(bound, tmp_path / "ring")
+    assert about["matrices"] == 4
+    texts = golden_texts(8)
+    agrees(in_node(tmp_path / "ring", texts), bound, texts)
+
+
+def test_the_folder_is_small_and_complete(folder, public):
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 20_000_000
+    about = json.loads((folder / "detector.json").read_text(encoding="utf-8"))
+    assert about["format"] == FORMAT
+    assert about["key_fingerprint"] == public.fingerprint
+    index = (folder / "index.html").read_text(encoding="utf-8")
+    for name in re.findall(r'(?:src|href)="([^"]+)"', index):
+        assert (folder / name).is_file(), name
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', index)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "connect-src" not in policy[1]
+
+
+def test_no_secret_half_is_in_it(public, folder):
+    """The published matrix is 0 outside the head, in the file as in memory."""
+    assert not public.W[~public.head()].any()
+    assert load_scheme(Key(bytes(range(32)))).W[~public.head()].any()
+
+
+def test_only_a_public_half_becomes_a_page(tmp_path, folder, public):
+    with pytest.raises(ConfigError, match="add --public"):
+        write_page(load_scheme(Key(bytes(range(32)))), tmp_path / "secret")
+    with pytest.raises(StorageError, match="not empty"):
+        write_page(public, folder)
+
+
+def test_every_language_has_every_string(folder):
+    data = (folder / "data.js").read_text(encoding="utf-8").splitlines()[1]
+    table = json.loads(data.removeprefix("const DATA = ").removesuffix(";"))["strings"]
+    sources = "".join((folder / name).read_text(encoding="utf-8") for name in ("index.html", "page.js"))
+    named = set(re.findall(r'data-t="([^"]+)"', sources)) | set(re.findall(r'\bt\("([^"]+)"', sources))
+    assert named <= table["strings"].keys()
+    for name, row in table["strings"].items():
+        assert len(row) == len(table["languages"]) == 3
+        assert len({frozenset(re.findall(r"\{(\w+)\}", text)) for text in row}) == 1, name
+        assert name in named or name.startswith(("verdict.", "meaning.", "not.", "number."))

@@ -1,0 +1,86 @@
+"""Answers under a grammar: whatever a host would rather write, they are what the schema asks for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tests.desk.live import bound
+
+from dewmark import Key, Watermark
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+
+llguidance = pytest.importorskip("llguidance")
+
+from dewmark_desk.structured_output import _session, constrained, grammar_of  # noqa: E402
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"enum": [1, 2, 3]}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer of single bytes, and the id that ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return made, made.token_to_id("<end>")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_random_hosts_write_what_the_schema_asks_for(letters, temperature):
+    tokenizer, end = letters
+    rows, vocab = 16, tokenizer.get_vocab_size()
+    guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=end)
+    ids = torch.zeros((rows, 1), dtype=torch.long)
+    session = _session(grammar_of(SCHEMA), guide, None, ids, seeds=range(rows))
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(200):
+        logits = torch.randn((rows, vocab), generator=generator)
+        chosen, sound = session.choose(ids, logits, Decoding(temperature=temperature))
+        assert bool(sound.all())
+        ids = torch.cat((ids, chosen[:, None]), dim=1)
+    for row in ids[:, 1:].tolist():
+        value = json.loads(tokenizer.decode(row[: row.index(end)]))
+        assert value.keys() == {"name", "count"}
+        assert len(value["name"]) <= 12
+        assert value["count"] in (1, 2, 3)
+
+
+def test_a_schema_that_makes_no_sense_is_one_line():
+    with pytest.raises(ConfigError, match="response_format"):
+        grammar_of({"type": "no such type"})
+
+
+def test_hosts_that_cannot_write_json_say_so(open_service):
+    """The tests' host knows words only."""
+    with pytest.raises(ConfigError, match="no tokens for this response_format"):
+        constrained(bound("acme"), grammar_of(SCHEMA), marked=True)
+    asked = {"model": "tiny", "prompt": "the old bridge", "response_format": {"type": "json_object"}}
+    said = open_service(generates=True).post("/v1/completions", json=asked)
+    assert said.status_code == 422
+    assert "no tokens" in said.text
+
+
+@pytest.mark.models
+def test_a_real_host_answers_marked_and_in_json():
+    wm = Watermark(Key(bytes(range(32))))
+    ask = "Describe a train ticket as JSON with a name and a count."
+    bound = constrained(wm.scheme, grammar_of(SCHEMA), marked=True)
+    (made,) = wm.host.generate(
+        [wm.chat_format.render([{"role": "user", "content": ask}])],
+        scheme=bound,
+        seeds=[3],
+        decoding=Decoding(temperature=0.7, max_new_tokens=40),
+    )
+    assert json.loads(made.text).keys() == {"name", "count"}

@@ -1,0 +1,233 @@
+"""C2PA manifests in texts: what they survive, what tampering does to them, and both layers together."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import html
+import io
+import json
+import quopri
+import unicodedata
+from importlib import resources
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from fpdf import FPDF
+from pypdf import PdfReader
+
+from dewmark import Key
+from dewmark.errors import ConfigError
+from dewmark.opening import load_scheme
+from dewmark.types import Verdict
+from dewmark_desk.examples import example_text, unmarked_text
+from dewmark_desk.text_manifest import Provider, compared, read_manifest, sign_text
+
+c2pa = pytest.importorskip("c2pa")
+c2pa_text = pytest.importorskip("c2pa_text")
+
+KEY = Key(bytes(range(32)))
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+PEM = serialization.Encoding.PEM
+
+
+def certificate(subject, own, issuer, signing, *, ca):
+    def name(common):
+        parts = {
+            NameOID.COUNTRY_NAME: "DE",
+            NameOID.ORGANIZATION_NAME: "Example",
+            NameOID.COMMON_NAME: common,
+        }
+        return x509.Name([x509.NameAttribute(oid, value) for oid, value in parts.items()])
+
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"),
+        False,
+    )
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name(subject))
+        .issuer_name(name(issuer))
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - DAY)
+        .not_valid_after(NOW + 300 * DAY)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True, key_cert_sign=ca, crl_sign=ca, decipher_only=False, **usage
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
+        )
+    )
+    if not ca:
+        use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION])
+        made = made.add_extension(use, critical=False)
+    return made.sign(signing, hashes.SHA256())
+
+
+@pytest.fixture(scope="module")
+def providers(tmp_path_factory):
+    """Two providers, each under a root of its own: (provider, root)."""
+    found = {}
+    for who in ("us", "them"):
+        folder = tmp_path_factory.mktemp(who)
+        above, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        root = certificate(f"{who} CA", above, f"{who} CA", above, ca=True)
+        leaf = certificate(who, own, f"{who} CA", above, ca=False)
+        (folder / "chain.pem").write_bytes(leaf.public_bytes(PEM) + root.public_bytes(PEM))
+        (folder / "root.pem").write_bytes(root.public_bytes(PEM))
+        plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (folder / "key.pem").write_bytes(own.private_bytes(PEM, *plain))
+        found[who] = Provider(folder / "chain.pem", folder / "key.pem"), folder / "root.pem"
+    return found
+
+
+@pytest.fixture(scope="module")
+def us(providers):
+    return providers["us"]
+
+
+def signed_by(provider, text, *, fingerprint=KEY.fingerprint):
+    return sign_text(text, provider, model="tiny", scheme="dew", fingerprint=fingerprint)
+
+
+@pytest.fixture(scope="module")
+def signed(us):
+    return signed_by(us[0], example_text())
+
+
+def test_a_manifest_says_who_signed_what(signed, us):
+    found = read_manifest(signed, roots=us[1])
+    assert (found.state, found.text) == ("trusted", example_text())
+    assert found.signer == "us, Example"
+    assert found.generator is not None
+    assert found.generator.startswith("dewmark ")
+    assert (found.model, found.fingerprint) == ("tiny", KEY.fingerprint)
+    assert read_manifest(signed).state == "untrusted"
+    assert read_manifest(example_text()).state == "absent"
+    assert read_manifest(signed_by(us[0], signed), roots=us[1]).state == "trusted"  # replaced, not repeated
+
+
+def test_the_field_s_own_tools_verify_it(signed):
+    """By c2pa-python and c2pa-text alone."""
+    data, clean = c2pa_text.extract_manifest(signed)
+    with c2pa.Reader("text/plain", io.BytesIO(clean.encode()), data) as reader:
+        assert reader.get_validation_state() == "Valid"
+
+
+def in_pdf(text):
+    """The text of a PDF that shows it."""
+    page = FPDF()
+    page.add_page()
+    fonts = Path(str(resources.files("font_source_sans_pro"))) / "files"
+    page.add_font("sans", fname=fonts / "SourceSansPro-Regular.ttf")
+    page.set_font("sans", size=11)
+    page.multi_cell(0, text=text)
+    return "\n".join(each.extract_text() for each in PdfReader(io.BytesIO(bytes(page.output()))).pages)
+
+
+SURVIVES = {
+    "NFC": lambda text: unicodedata.normalize("NFC", text),
+    "NFKC": lambda text: unicodedata.normalize("NFKC", text),
+    "JSON": lambda text: json.loads(json.dumps(text)),
+    "JSON in ASCII and UTF-16": lambda text: json.loads(json.dumps(text)).encode("utf-16").decode("utf-16"),
+    "HTML": lambda text: html.unescape(html.escape(text)),
+    "e-mail, base 64": lambda text: base64.b64decode(base64.encodebytes(text.encode())).decode(),
+    "e-mail, quoted-printable": lambda text: quopri.decodestring(quopri.encodestring(text.encode())).decode(),
+    "a URL": lambda text: unquote(quote(text)),
+    "trimming": str.strip,
+    "a newline at the end": lambda text: text + "\n",
+}
+LOST = {
+    "a byte order mark removed": lambda text: text.replace("\ufeff", ""),
+    "ASCII": lambda text: text.encode("ascii", "ignore").decode(),
+    "Windows-1252": lambda text: text.encode("cp1252", "ignore").decode("cp1252"),
+    "a PDF": in_pdf,
+}
+ALTERED = {
+    "Markdown quoting": lambda text: "> " + text.replace("\n", "\n> "),
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("path", SURVIVES)
+def test_paths_that_keep_a_manifest(path, signed, us):
+    assert read_manifest(SURVIVES[path](signed), roots=us[1]).state == "trusted"
+
+
+@pytest.mark.parametrize("path", LOST)
+def test_paths_that_lose_a_manifest(path, signed, us):
+    assert read_manifest(LOST[path](signed), roots=us[1]).state in ("absent", "broken")
+
+
+@pytest.mark.parametrize("path", ALTERED)
+def test_paths_that_change_the_text_under_a_manifest(path, signed, us):
+    assert read_manifest(ALTERED[path](signed), roots=us[1]).state == "altered"
+
+
+def flipped(signed):
+    """One byte of the claim is changed."""
+    data, clean = c2pa_text.extract_manifest(signed)
+    place = data.index(b"trainedAlgorithmicMedia")
+    return c2pa_text.embed_manifest(clean, data[:place] + b"T" + data[place + 1 :])
+
+
+TAMPERING = {
+    "a word changed": (lambda s, p: s.replace("ferry", "train", 1), "altered"),
+    "a word added": (lambda s, p: "Well, " + s, "altered"),
+    "a sentence cut": (lambda s, p: s.replace("The captain knows me by now. ", ""), "altered"),
+    "text behind the manifest": (lambda s, p: s + " And more.", "altered"),
+    "moved to another text": (lambda s, p: unmarked_text() + s[s.index("\ufeff") :], "altered"),
+    "the claim changed": (lambda s, p: flipped(s), "altered"),
+    "the manifest cut short": (lambda s, p: s[:-400], "broken"),
+    "two manifests": (lambda s, p: s + s[s.index("\ufeff") :], "broken"),
+    "the manifest stripped": (lambda s, p: s[: s.index("\ufeff")], "absent"),
+    "signed by somebody else": (lambda s, p: signed_by(p["them"][0], example_text()), "untrusted"),
+}
+
+
+@pytest.mark.parametrize("kind", TAMPERING)
+def test_ten_kinds_of_tampering(kind, signed, providers):
+    change, state = TAMPERING[kind]
+    assert read_manifest(change(signed, providers), roots=providers["us"][1]).state == state
+
+
+def test_a_manifest_changes_no_verdict(signed):
+    bound = load_scheme(KEY)
+    plain, both = bound.detect_batch([example_text(), signed])
+    assert (both.z, both.p_value) == (plain.z, plain.p_value)
+
+
+def test_both_layers_are_compared(signed, us, providers):
+    def layers(text, verdict, fingerprint=KEY.fingerprint):
+        (found,) = load_scheme(KEY).detect_batch([unmarked_text()])
+        found = dataclasses.replace(found, verdict=verdict, key_fingerprint=fingerprint)
+        return compared(read_manifest(text, roots=us[1]), found)
+
+    yes, no = Verdict.MARKED, Verdict.NOT_MARKED
+    assert layers(signed, yes).startswith("Both layers agree")
+    assert "stripped" in layers(example_text(), yes)
+    assert "Neither" in layers(unmarked_text(), no)
+    assert "mark is still there" in layers(signed.replace("ferry", "train"), yes)
+    assert "not found" in layers(signed, no)
+    assert "another key" in layers(signed, yes, "0" * 16)
+    assert "under no given root" in layers(signed_by(providers["them"][0], example_text()), yes)
+
+
+def test_a_wrong_key_is_one_line(us, providers, tmp_path):
+    with pytest.raises(ConfigError, match="no private key"):
+        signed_by(Provider(us[0].chain, us[0].chain), "Some text.")
+    with pytest.raises(ConfigError, match="c2pa refuses"):
+        signed_by(Provider(us[0].chain, providers["them"][0].private_key), "Some text.")

@@ -1,0 +1,212 @@
+"""Which parts of a text are marked: rules over the text written so far, which anyone can check afterwards.
+
+Before each token a rule may say why it carries no mark. The rules see the prompt and the text so far, and
+nothing else, so `Policy.spans` finds from a finished text what marking left out, without a log of tokens:
+
+- ``code``: in a fenced block, from its first fence to its last, and between backticks within a paragraph;
+- ``structured``: in an answer that begins with a JSON object or array, until its brackets are closed, and in
+  a tool call (``<tool_call>`` … ``</tool_call>``);
+- ``quotation``: after an opening quotation mark, as long as the words that follow are the prompt's own;
+- ``number``: a word with digits. An unkeyed draw decides whether one comes next, and which.
+
+A request may be exempt as a whole: it opted out, or asks for fewer than ``least_tokens`` tokens. Detection
+does not know of policies: what is not marked carries no evidence.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dewmark import config
+from dewmark.errors import ConfigError
+from dewmark.text.words import words
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.sampling import Session
+    from dewmark.scheme import BoundScheme
+
+__all__ = ["Policy", "Span", "load_policy", "policed"]
+
+_RULES = 1  # raise it when a rule changes
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
+_OPENING, _CLOSING = "“„«", "”“»"
+_ARRAY = re.compile(r'\[\s*(?:[\[{"\d\-\]]|true|false|null|\Z)')
+_DIGIT = re.compile(r"\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters [start, end) of a text, and why they carry no mark; None where they may."""
+
+    start: int
+    end: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What marking leaves out; every rule is on unless it is switched off."""
+
+    code: bool = True
+    structured: bool = True
+    quotations: bool = True
+    numbers: bool = True
+    least_tokens: int = 0
+
+    @property
+    def version(self) -> str:
+        """Identifies the rules and their switches."""
+        return f"{_RULES}-{config.config_hash(dataclasses.asdict(self))[:12]}"
+
+    def exempts(self, *, max_new_tokens: int, opted_out: bool = False) -> str | None:
+        """Why a whole request carries no mark, or None."""
+        if opted_out:
+            return "opted_out"
+        return "short" if max_new_tokens < self.least_tokens else None
+
+    def reason(self, text: str, prompt: str = "") -> str | None:
+        """Why the token after this text carries no mark, or None if it may carry one."""
+        if self.code and _in_code(text):
+            return "code"
+        if self.structured and _in_structure(text):
+            return "structured"
+        return "quotation" if self.quotations and _in_quotation(text, prompt) else None
+
+    def spans(self, text: str, prompt: str = "") -> list[Span]:
+        """The words of a text from one change of reason to the next."""
+        found: list[Span] = []
+        for word in words(text):
+            before = text[: word.start].removesuffix(" ")  # a token has the space before its word
+            reason = self.reason(before, prompt)
+            if reason is None and self.numbers and _DIGIT.search(word.form):
+                reason = "number"
+            if found and found[-1].reason == reason:
+                found[-1] = dataclasses.replace(found[-1], end=word.end)
+            else:
+                found.append(Span(word.start, word.end, reason))
+        return found
+
+
+def load_policy(name: str | Path) -> Policy:
+    """A policy by name: ``default``, or a JSON file with the fields of `Policy` that differ from it."""
+    if str(name) == "default":
+        return Policy()
+    try:
+        given: Any = json.loads(Path(name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no policy {str(name)!r}: give default or a JSON file") from None
+    except ValueError:
+        raise ConfigError(f'{name} is not JSON: write for example {{"code": false}}') from None
+    known = {field.name: type(getattr(Policy(), field.name)) for field in dataclasses.fields(Policy)}
+    for field, value in given.items() if isinstance(given, dict) else [("it", given)]:
+        if known.get(field) is not type(value):
+            raise ConfigError(
+                f"{name}: {field} = {value!r} is no setting of a policy; known: {', '.join(known)}"
+            )
+    return Policy(**given)
+
+
+def policed(bound: BoundScheme, policy: Policy | None) -> BoundScheme:
+    """The same scheme, whose sessions leave out what the policy says."""
+    if policy is None:
+        return bound
+    changed = copy.copy(bound)
+    changed.session = functools.partial(_session, bound, policy)  # type: ignore[method-assign]
+    return changed
+
+
+def _session(
+    bound: BoundScheme,
+    policy: Policy,
+    prompt_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+) -> Session:
+    from dewmark.sampling import SparingSession, fresh_seeds
+
+    decode = bound.host.tokenizer.decode
+    seeds = fresh_seeds(len(prompt_ids), seeds)
+    prompts = decode(prompt_ids.tolist())
+
+    def spares(written: Sequence[Sequence[int]]) -> list[bool]:
+        texts = (text.rstrip("\N{REPLACEMENT CHARACTER}") for text in decode(written))
+        return [policy.reason(text, prompt) is not None for text, prompt in zip(texts, prompts, strict=True)]
+
+    return SparingSession(
+        bound.session(prompt_ids, attention_mask, seeds=seeds),
+        spares,
+        start=prompt_ids.shape[1],
+        seeds=seeds,
+        final=bound.needs.final_distribution,
+        unmarked_ids=_number_ids(bound) if policy.numbers else (),
+    )
+
+
+def _number_ids(bound: BoundScheme) -> tuple[int, ...]:
+    """The tokens with a digit."""
+    tokenizer = bound.host.tokenizer
+    if tokenizer.identity not in _NUMBERS:
+        texts = tokenizer.decode([[i] for i in range(bound.host.vocab_size)])
+        _NUMBERS[tokenizer.identity] = tuple(i for i, text in enumerate(texts) if _DIGIT.search(text))
+    return _NUMBERS[tokenizer.identity]
+
+
+_NUMBERS: dict[str, tuple[int, ...]] = {}
+
+
+# Rules
+
+
+def _in_code(text: str) -> bool:
+    fence = ""
+    end = 0
+    for match in _FENCE.finditer(text):
+        if not fence:
+            fence, end = match[1], match.end()
+        elif match[1].startswith(fence):
+            fence, end = "", match.end()
+    return bool(fence) or text[max(text.rfind("\n\n"), end) :].count("`") % 2 == 1
+
+
+def _in_structure(text: str) -> bool:
+    if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
+        return True
+    start = text.lstrip()
+    return (start.startswith("{") or bool(_ARRAY.match(start))) and _is_open(start)
+
+
+def _is_open(json_text: str) -> bool:
+    """Whether brackets of the value at the start of a text are still open."""
+    depth = 0
+    for piece in _strings_and_brackets(json_text):
+        depth += (piece in "{[") - (piece in "}]")
+        if depth == 0:
+            return False
+    return True
+
+
+def _strings_and_brackets(text: str) -> Iterator[str]:
+    return (
+        match[0] for match in re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text) if match[0][0] != '"'
+    )
+
+
+def _in_quotation(text: str, prompt: str) -> bool:
+    paragraph = text[text.rfind("\n\n") + 1 :]
+    straight = paragraph.count('"') % 2 == 1
+    at = paragraph.rfind('"') if straight else max(map(paragraph.rfind, _OPENING))
+    if at < 0 or (not straight and any(mark in paragraph[at + 1 :] for mark in _CLOSING)):
+        return False
+    said, known = " ".join(paragraph[at + 1 :].split()).casefold(), " ".join(prompt.split()).casefold()
+    return said in known if prompt else False

@@ -1,0 +1,123 @@
+"""Policies: the rules, and that marking honours them without changing what the host would write."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
+from dewmark.policy import Policy, load_policy
+from dewmark.sampling import Choice, ChoosingSession, RandomStreams, SparingSession, draw, warp
+
+TEXT = 'Look:\n\n```python\nprint("a b")\n```\n\nYou said "the old bridge", and 3 of `x y` remain.'
+
+
+def reasons(text: str, prompt: str = "", **switches: bool) -> dict[str, str | None]:
+    spans = Policy(**switches).spans(text, prompt)
+    return {text[each.start : each.end]: each.reason for each in spans}
+
+
+def test_each_rule_names_its_spans():
+    found = reasons(TEXT, "Who built the old bridge?")
+    assert found == {
+        "Look": None,
+        'python\nprint("a b': "code",
+        "You said": None,
+        "the old bridge": "quotation",
+        "and": None,
+        "3": "number",
+        "of": None,
+        "x y": "code",
+        "remain": None,
+    }
+
+
+@pytest.mark.parametrize("rule", ["code", "quotations", "numbers"])
+def test_a_rule_can_be_switched_off(rule):
+    name = rule.removesuffix("s")
+    assert name in reasons(TEXT, "the old bridge").values()
+    assert name not in reasons(TEXT, "the old bridge", **{rule: False}).values()
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ('{"name": "a}b", "list": [1, {"x": ', True),
+        ('{"name": "done"} and then', False),
+        ('[{"a": 1}, ', True),
+        ("[see the map", False),
+        ("I call it. <tool_call> {", True),
+        ("<tool_call>{}</tool_call> So", False),
+    ],
+)
+def test_structured_answers_end_with_their_brackets(text, inside):
+    assert (Policy().reason(text) == "structured") is inside
+
+
+def test_words_that_are_not_the_prompt_s_are_no_quotation():
+    assert Policy().reason('He said "a new road', "the old bridge") is None
+    assert Policy().reason("He said “the old", "Tell me of the  OLD bridge") == "quotation"
+    assert Policy().reason("He said “the old bridge” and", "the old bridge and") is None
+
+
+def test_versions_follow_the_rules_and_requests_may_be_exempt(tmp_path):
+    assert Policy().version != Policy(code=False).version
+    assert Policy(least_tokens=50).exempts(max_new_tokens=49) == "short"
+    assert Policy(least_tokens=50).exempts(max_new_tokens=50) is None
+    assert Policy().exempts(max_new_tokens=9, opted_out=True) == "opted_out"
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"code": False, "least_tokens": 20}))
+    assert load_policy(file) == Policy(code=False, least_tokens=20)
+    for wrong in ('{"kode": true}', '{"code": 1}', "[]", "{"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"policy\.json"):
+            load_policy(file)
+
+
+class _Marks(ChoosingSession):
+    """Chooses with numbers of its own, or always the same token."""
+
+    def __init__(self, rows: int, always: int | None = None) -> None:
+        self._noise = RandomStreams(range(10_000, 10_000 + rows), device=torch.device("cpu"))
+        self._always, self.calls = always, 0
+
+    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+        self.calls += 1
+        ids, sound = draw(scores, decoding, self._noise, input_ids.shape[1])
+        return (ids if self._always is None else torch.full_like(ids, self._always)), sound
+
+
+def test_numbers_are_left_out_and_the_distribution_stays():
+    """6,000 draws from 12 tokens: every frequency within 4.5 standard errors of the host's."""
+    rows, vocab = 6000, 12
+    logits = torch.linspace(0.0, 2.0, vocab).repeat(rows, 1)
+    session = SparingSession(
+        _Marks(rows), lambda texts: [False] * len(texts), start=1, seeds=range(rows), final=True,
+        unmarked_ids=(3, 11),
+    )  # fmt: skip
+    decoding = Decoding(temperature=0.7, top_p=0.9)
+    chosen, sound = session.choose(torch.zeros((rows, 1), dtype=torch.long), logits, decoding)
+    assert bool(sound.all())
+    p = warp(logits[:1], decoding).softmax(dim=1)[0].numpy()
+    counts = np.bincount(chosen.numpy(), minlength=vocab) / rows
+    assert np.all(np.abs(counts - p) <= 4.5 * np.sqrt(p * (1 - p) / rows))
+    assert counts[p == 0.0].sum() == 0.0
+
+
+def test_spared_rows_never_take_the_mark_s_token():
+    rows = 400
+    logits = torch.zeros((rows, 50))
+    inner = _Marks(rows, always=7)
+    spares = [row % 2 == 0 for row in range(rows)]
+    session = SparingSession(inner, lambda texts: spares, start=1, seeds=range(rows), final=True)
+    chosen, _ = session.choose(torch.zeros((rows, 1), dtype=torch.long), logits, Decoding())
+    assert bool((chosen[1::2] == 7).all())
+    assert int((chosen[::2] == 7).sum()) < 20  # 4 expected of 200
+    everything = SparingSession(inner, lambda texts: [True] * rows, start=1, seeds=range(rows), final=True)
+    calls = inner.calls
+    everything.choose(torch.zeros((rows, 1), dtype=torch.long), logits, Decoding())
+    assert inner.calls == calls
