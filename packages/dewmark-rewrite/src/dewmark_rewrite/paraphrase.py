@@ -42,7 +42,7 @@ def local_writer(
             seeds=[seed + i for i in range(number)],
             member=member,
             payload=payload,
-            max_new_tokens=min(24 + len(request), 256),
+            max_new_tokens=24 + len(request) // 3,
         )
         return [each.text for each in made]
 
