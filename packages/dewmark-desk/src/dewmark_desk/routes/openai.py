@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError, MissingExtraError
@@ -97,6 +97,12 @@ class _Format(BaseModel):
             return grammar_of({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
         except MissingExtraError as error:
             raise ApiError(422, "invalid_request", f"response_format: {error}") from None
+
+
+def _no_tools(value: object) -> object:
+    if value:
+        raise ValueError("this service calls no tools: leave tools out, or ask for a response_format")
+    return value
 
 
 class _Request(BaseModel):
@@ -180,7 +186,7 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+    tools: Annotated[list[Any], Field(max_length=0, fail_fast=True), BeforeValidator(_no_tools)] | None = None
 
 
 _GENERATE = scopes(Scope.GENERATE)

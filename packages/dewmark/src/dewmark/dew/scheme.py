@@ -75,7 +75,13 @@ class DEW(WordScheme[LexiconReader]):
                 raise ConfigError(f"dew has no setting {name!r}: use the scheme {other}")
         strength = settings.get("strength")
         if isinstance(strength, str):
-            settings = settings | {"strength": STRENGTHS.get(strength, strength)}
+            try:
+                settings = settings | {
+                    "strength": STRENGTHS[strength] if strength in STRENGTHS else float(strength)
+                }
+            except ValueError:
+                said = f"strength must be free, strong or a number from 0 on, got {strength!r}"
+                raise ConfigError(said) from None
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
