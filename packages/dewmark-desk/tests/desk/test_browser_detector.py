@@ -22,8 +22,8 @@ from dewmark_desk.browser_detector import FORMAT, write_page
 
 RUNNER = """
 const fs = require("fs"), vm = require("vm"), [folder, texts] = process.argv.slice(1);
-const read = (file) => fs.readFileSync(file, "utf8");
-const files = ["words.js", "detector.js", "data.js"].map((name) => read(`${folder}/${name}`));
+const read = (file) => fs.readFileSync(file, file.endsWith("arrays.js") ? "utf16le" : "utf8");
+const files = ["words.js", "detector.js", "data.js", "arrays.js"].map((name) => read(`${folder}/${name}`));
 vm.runInThisContext(files.join(";\\n") + ";globalThis.opened = async () => new PublicDetector(DATA.about, " +
   "DATA.tables, await inflated(BLOB));");
 opened().then((detector) => process.stdout.write(JSON.stringify(JSON.parse(read(texts)).map(
