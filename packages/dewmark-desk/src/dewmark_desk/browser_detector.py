@@ -2,9 +2,9 @@
 
 The folder holds the page (``browser/`` beside this file), ``detector.json`` (the public detector's
 description with test vectors, docs/public-detector.md), ``data.js``: the description and tables of
-characters, and ``arrays.js``: all arrays, deflated, as a text in UTF-16 with 15 bits in each character, a fifth
-smaller than base 64. Browsers load scripts from a disk, but fetch no other files from there. The page sends
-nothing anywhere, which its Content-Security-Policy enforces.
+characters, and ``arrays.js``: all arrays, deflated, as a text in UTF-16 with 15 bits in each character, a
+fifth smaller than base 64. Browsers load scripts from a disk, but fetch no other files from there. The page
+sends nothing anywhere, which its Content-Security-Policy enforces.
 
 Boundary: a bound public scheme in, files out. The arithmetic is in ``words.js`` and ``detector.js``, which
 tests hold to Python.
@@ -38,7 +38,7 @@ from dewmark.errors import ConfigError, StorageError
 from dewmark.scheme import BoundScheme, reader_name
 from dewmark.storage import atomic_write, load_bundle
 from dewmark.text.cleaning import alphabets, styles
-from dewmark.text.words import VERSION, class_letter
+from dewmark.text.words import VERSION, class_letter, spelling
 from dewmark.verdict import least_length
 from dewmark.version import __version__
 from dewmark_desk.examples import example_text, unmarked_text
@@ -172,6 +172,7 @@ def character_tables() -> dict[str, Any]:
     known = alphabets()
     return {
         "classes": _ranges(class_letter, nothing=" "),
+        "letters": _ranges(lambda each: int(spelling(each)[0] >= 0), nothing=0),  # of spellings
         "combining": _ranges(lambda each: int(unicodedata.combining(each) > 0), nothing=0),
         "unspaced": _ranges(lambda each: int(_UNSPACED.match(each) is not None), nothing=0),
         "styles": [[chr(code), plain] for code, plain in styles().items()],

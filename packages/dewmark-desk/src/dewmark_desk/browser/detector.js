@@ -5,7 +5,7 @@
 "use strict";
 
 const TINY = 1e-9, LEAST_SHARE = 0.01, LEAST_P = 2 ** -256;
-const SPELLINGS = 131071, FACTOR = 48271, LENDS = 4096, SPELLED = /^[\p{L}\p{M}']+$/u;
+const SPELLINGS = 131071, FACTOR = 48271, LENDS = 4096;
 const fround = Math.fround;
 
 class PublicDetector {
@@ -14,7 +14,7 @@ class PublicDetector {
     this.about = about;
     const arrays = Object.fromEntries(about.arrays.map((each) => [each.name, arrayOf(each, blob)]));
     this.words = new Words(tables, new TextDecoder().decode(arrays["units"]).trimEnd());
-    this.lexicon = new Lexicon(arrays, about);
+    this.lexicon = new Lexicon(arrays, about, tables);
     this.reader = about.reader === null ? null : new Reader(arrays, this.lexicon);
     this.start = arrays["start"];
     this.head = arrays["head"];
@@ -101,10 +101,11 @@ class PublicDetector {
 }
 
 class Lexicon {
-  constructor(arrays, about) {
+  constructor(arrays, about, tables) {
     this.forms = new TextDecoder().decode(arrays["forms"]).split("\n");
     this.rows = new Map(this.forms.map((form, i) => [form, i + 1]));
     this.ordered = null;
+    this.letters = new Ranges(tables.letters, 0);
     this.codes = arrays["codes"];
     this.levels = arrays["levels"];
     this.scales = arrays["scales"];
@@ -124,14 +125,15 @@ class Lexicon {
   /** The row of a form, its own or one that its spelling borrows; 0 for words with digits, and ASCII beginnings. */
   row(form) {
     const own = this.listed(form), size = this.forms.length;
-    if (own || size < LENDS || !SPELLED.test(form) || this.begins(form)) return own;
+    if (own || size < LENDS) return own;
     let spelled = 0;
     for (const letter of form) {
       const code = letter.codePointAt(0);
+      if (!this.letters.of(code)) return 0;
       spelled = (spelled * FACTOR + ((((code * 40503 + 12345) % SPELLINGS) * (code + 7)) % SPELLINGS)) % SPELLINGS;
     }
     const first = Math.floor(size / 8);
-    return 1 + first + (spelled % (size - first));
+    return this.begins(form) ? 0 : 1 + first + (spelled % (size - first));
   }
 
   /** Whether a form is in ASCII and a listed form begins with it. */
