@@ -259,6 +259,9 @@ class Result(BaseModel):
     key_fingerprint: str | None
     reader: str | None = Field(None, description="The language model that read the text, if one did.")
     language: Language
+    carrying: float | None = Field(
+        description="The share of the text's words that can carry the mark, if the scheme says."
+    )
     leaves_no_room: bool = Field(
         description="More of such a text would not help: code, a list, a language without words to mark."
     )

@@ -32,6 +32,7 @@ _WITHHELD = (
     "score",
     "effective_length",
     "tokens_scored",
+    "carrying",
     "keys",
     "looks",
     "key_fingerprint",

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +22,27 @@ from dewmark.opening import load_scheme
 from dewmark.text.words import words
 from dewmark_desk.browser_detector import FORMAT, write_page
 
+DOCS = Path(__file__).parents[4] / "docs"
 RUNNER = """
 const fs = require("fs"), vm = require("vm"), [folder, texts] = process.argv.slice(1);
-const read = (file) => fs.readFileSync(file, "utf8");
-const files = ["words.js", "detector.js", "data.js"].map((name) => read(`${folder}/${name}`));
+const read = (file) => fs.readFileSync(file, file.endsWith("arrays.js") ? "utf16le" : "utf8");
+const files = ["words.js", "detector.js", "data.js", "arrays.js"].map((name) => read(`${folder}/${name}`));
 vm.runInThisContext(files.join(";\\n") + ";globalThis.opened = async () => new PublicDetector(DATA.about, " +
   "DATA.tables, await inflated(BLOB));");
 opened().then((detector) => process.stdout.write(JSON.stringify(JSON.parse(read(texts)).map(
   (text) => ({ forms: detector.words.forms(text), ...detector.detect(text) })))));
 """
+
+# Traditional characters, narrow kana, a character outside of the first plane, Thai, words that borrow a row,
+# and words without one: with digits, or the beginning of a listed word. Two different ones borrow one row.
+HARD = (
+    "漢語與臺灣的學習者們在圖書館裡閱讀關於歷史、經濟和環境的書籍，因為他們認為這對社會發展很重要。",
+    "ｶﾞｲﾄﾞﾌﾞｯｸを読んで、ﾊﾟﾝとｺｰﾋｰをﾃｰﾌﾞﾙに置いた。𠮷野家の前で友達を待っていたが、誰も来なかった。",
+    "นักเรียนอ่านหนังสือในห้องสมุดและเขียนรายงานเกี่ยวกับประวัติศาสตร์ของประเทศไทย",
+    "Blorfing zzyzxian quokkify wumpelig, gralvint x1y abou wen't THURSD 3.14 zworbs déjà-vuïsh sprunkled.",
+    "მწერალმა დაწერა გრძელი წერილი მეგობარს და გაგზავნა შორეულ ქალაქში, სადაც ზღვა იყო.",
+    "The boat passes {} and then the lighthouse; its crew greets {} and then the harbour, where {} waits.",
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +85,18 @@ def in_node(folder, texts):
 
 def test_node_says_what_python_says(folder, public):
     texts = golden_texts(40)
+    texts += [*HARD[:-1], HARD[-1].format(*words_that_share_a_row(public), "zzyzx")]
     agrees(in_node(folder, texts), public, texts)
+
+
+def words_that_share_a_row(public):
+    lexicon, seen = public.reader.lexicon, {}
+    for pair in itertools.product("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "xqjw"):
+        form = "qu" + "".join(pair)
+        row = int(lexicon.rows([form])[0])
+        if seen.setdefault(row, form) != form and row:
+            return seen[row], form
+    raise AssertionError("no two words share a row")
 
 
 def test_a_ring_pays_for_its_members(tmp_path):
@@ -85,7 +110,14 @@ def test_a_ring_pays_for_its_members(tmp_path):
 def test_the_folder_is_small_and_complete(folder, public):
     assert sum(file.stat().st_size for file in folder.iterdir()) < 20_000_000
     about = json.loads((folder / "detector.json").read_text(encoding="utf-8"))
-    assert about["format"] == FORMAT
+    schema = json.loads((DOCS / "public-detector.schema.json").read_text(encoding="utf-8"))
+    assert about.keys() == set(schema["required"]) == schema["properties"].keys()
+    for name in ("arrays", "test_vectors"):
+        part = schema["properties"][name]["items"]
+        assert all(each.keys() == set(part["required"]) for each in about[name])
+    kinds = schema["properties"]["arrays"]["items"]["properties"]["dtype"]["enum"]
+    assert {each["dtype"] for each in about["arrays"]} <= {*kinds}
+    assert about["format"] == schema["properties"]["format"]["const"] == FORMAT
     assert about["key_fingerprint"] == public.fingerprint
     index = (folder / "index.html").read_text(encoding="utf-8")
     for name in re.findall(r'(?:src|href)="([^"]+)"', index):

@@ -5,15 +5,16 @@
 "use strict";
 
 const TINY = 1e-9, LEAST_SHARE = 0.01, LEAST_P = 2 ** -256;
+const SPELLINGS = 131071, FACTOR = 48271, LENDS = 4096;
 const fround = Math.fround;
 
 class PublicDetector {
   /** Open what browser_detector.py wrote: `about` is its detector.json, `blob` the bytes of its arrays. */
   constructor(about, tables, blob) {
     this.about = about;
-    this.words = new Words(tables);
     const arrays = Object.fromEntries(about.arrays.map((each) => [each.name, arrayOf(each, blob)]));
-    this.lexicon = new Lexicon(arrays, about);
+    this.words = new Words(tables, new TextDecoder().decode(arrays["units"]).trimEnd());
+    this.lexicon = new Lexicon(arrays, about, tables);
     this.reader = about.reader === null ? null : new Reader(arrays, this.lexicon);
     this.start = arrays["start"];
     this.head = arrays["head"];
@@ -38,14 +39,14 @@ class PublicDetector {
       occurred.set(row, earlier + 1);
       const window = rows.slice(Math.max(i - k, 0), i);
       if (i < k || earlier >= this.lexicon.limit(row) || !window.some(Boolean)) return;
-      const name = JSON.stringify([row, forms.slice(i - k, i)]);
+      const name = JSON.stringify([row, ...window.map((each, j) => each || forms[i - k + j])]);
       if (!pairs.has(name)) pairs.set(name, { row, window, weight: 0, places: [] });
       const pair = pairs.get(name);
       pair.weight += 1;
       pair.places.push(i);
     });
     const found = [...pairs.values()];
-    const means = this.reader?.means(rows.slice(0, this.about.words_read));
+    const means = this.reader?.means(forms.slice(0, this.about.words_read).map((form) => this.lexicon.listed(form)));
     for (const pair of found) {
       pair.t = this.lexicon.token(pair.row);
       pair.c = this.lexicon.context(pair.window);
@@ -100,9 +101,11 @@ class PublicDetector {
 }
 
 class Lexicon {
-  constructor(arrays, about) {
-    const forms = new TextDecoder().decode(arrays["forms"]).split("\n");
-    this.rows = new Map(forms.map((form, i) => [form, i + 1]));
+  constructor(arrays, about, tables) {
+    this.forms = new TextDecoder().decode(arrays["forms"]).split("\n");
+    this.rows = new Map(this.forms.map((form, i) => [form, i + 1]));
+    this.ordered = null;
+    this.letters = new Ranges(tables.letters, 0);
     this.codes = arrays["codes"];
     this.levels = arrays["levels"];
     this.scales = arrays["scales"];
@@ -114,8 +117,36 @@ class Lexicon {
     this.frequent = about.frequent;
   }
 
-  row(form) {
+  /** The row of a form, 0 if it is not listed. */
+  listed(form) {
     return this.rows.get(form) ?? 0;
+  }
+
+  /** The row of a form, its own or one that its spelling borrows; 0 for words with digits, and ASCII beginnings. */
+  row(form) {
+    const own = this.listed(form), size = this.forms.length;
+    if (own || size < LENDS) return own;
+    let spelled = 0;
+    for (const letter of form) {
+      const code = letter.codePointAt(0);
+      if (!this.letters.of(code)) return 0;
+      spelled = (spelled * FACTOR + ((((code * 40503 + 12345) % SPELLINGS) * (code + 7)) % SPELLINGS)) % SPELLINGS;
+    }
+    const first = Math.floor(size / 8);
+    return this.begins(form) ? 0 : 1 + first + (spelled % (size - first));
+  }
+
+  /** Whether a form is in ASCII and a listed form begins with it. */
+  begins(form) {
+    if (!ASCII.test(form)) return false;
+    this.ordered ??= this.forms.filter((each) => each < "\x80").sort();
+    let low = 0, high = this.ordered.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.ordered[middle] < form) low = middle + 1;
+      else high = middle;
+    }
+    return low < this.ordered.length && this.ordered[low].startsWith(form);
   }
 
   frequency(row) {
@@ -367,10 +398,13 @@ function arrayOf({ dtype, offset, size }, blob) {
   });
 }
 
-/** The bytes of a deflated text in base 64. */
-async function inflated(base64) {
-  const text = atob(base64), packed = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+/** The bytes that `size` deflated bytes become; each character of their `text` has 15 bits. */
+async function inflated({ size, text }) {
+  const packed = new Uint8Array(size);
+  for (let i = 0, at = 0, bits = 0, count = 0; at < size; i++) {
+    bits = ((bits & 127) << 15) | (text.charCodeAt(i) - 0x4000);
+    for (count += 15; count >= 8 && at < size; at++) packed[at] = bits >> (count -= 8);
+  }
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

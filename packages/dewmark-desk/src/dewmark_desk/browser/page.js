@@ -76,6 +76,7 @@ async function open() {
     language = Number($("language").value);
     translate();
   });
+  if (typeof BLOB === "undefined") await new Promise((loaded) => $("arrays").addEventListener("load", loaded));
   detector = new PublicDetector(DATA.about, DATA.tables, await inflated(BLOB));
   $("check").dataset.t = "check";
   $("check").textContent = t("check");
@@ -92,5 +93,4 @@ async function open() {
   document.documentElement.dataset.ready = "yes";
 }
 
-if (typeof BLOB === "undefined") $("data").addEventListener("load", open);
-else open();
+open();

@@ -3,8 +3,9 @@
 "use strict";
 
 class Words {
-  /** `tables` are those of browser_detector.py: classes, combining, styles, lookalikes, entities, segments. */
-  constructor(tables) {
+  /** `tables` are those of browser_detector.py: classes, combining, styles, lookalikes, entities. `units` are lines:
+      traditional characters, the same simplified, and words of scripts without spaces. */
+  constructor(tables, units) {
     this.tables = tables;
     this.latin = new Map(tables.lookalikes.latin);
     this.others = new Map(Object.entries(tables.lookalikes.other).map(([name, rows]) => [name, new Map(rows)]));
@@ -13,8 +14,17 @@ class Words {
     this.classes = new Ranges(tables.classes, " ");
     this.combining = new Ranges(tables.combining, 0);
     this.spaceless = new Ranges(tables.unspaced, 0);
-    this.kana = new Ranges(tables.kana, 0);
-    this.models = new Map(Object.entries(tables.segments).map(([name, model]) => [name, segmenter(model)]));
+    const [traditional, simple, ...lines] = units.split("\n"), plain = Array.from(simple);
+    this.simple = new Map(Array.from(traditional, (each, i) => [each, plain[i]]));
+    for (let code = 0xff66; code < 0xff9e; code++) { // narrow kana
+      const each = String.fromCharCode(code);
+      this.simple.set(each, each.normalize("NFKC"));
+    }
+    this.beginnings = new Set();
+    for (const unit of lines.join(" ").split(" ")) {
+      let begun = "";
+      for (const each of unit) this.beginnings.add(begun += each);
+    }
   }
 
   /** The forms of a text's words, in order. */
@@ -29,6 +39,7 @@ class Words {
     text = withoutLineNumbers(text);
     text = text.replace(HYPHEN, "");
     text = this.withoutInvisible(text);
+    text = text.replace(NARROW_PAIR, (pair) => pair.normalize("NFKC"));
     if (!ASCII.test(text)) text = this.sameAlphabet(this.unstyled(text));
     return realSpaces(text);
   }
@@ -136,7 +147,7 @@ class Words {
     for (const match of letters.matchAll(WORD)) {
       const start = match.index, end = start + match[0].length;
       for (const [first, last] of this.pieces(characters, start, end, match[0][0])) {
-        const form = formOf(characters.slice(first, Math.min(last, first + 4 * MAX_FORM)).join(""));
+        const form = this.formOf(characters.slice(first, Math.min(last, first + 4 * MAX_FORM)).join(""));
         if (form) forms.push(form);
       }
     }
@@ -146,11 +157,27 @@ class Words {
   /** The words within a run: one, unless its script has no spaces. */
   pieces(characters, start, end, kind) {
     if (!"cCtT".includes(kind)) return [[start, end]];
-    const run = characters.slice(start, end);
-    const kana = run.some((each) => this.kana.of(each.codePointAt(0)));
-    const inner = this.models.get("tT".includes(kind) ? "th" : kana ? "ja_word" : "zh-hans")(run);
-    const edges = [start, ...inner.map((each) => start + each), end];
-    return edges.slice(1).map((last, i) => [edges[i], last]);
+    const found = [];
+    let first = start, begun = "";
+    for (let i = start; i < end; i++) {
+      const each = this.simple.get(characters[i]) ?? characters[i];
+      if (i > first && !this.beginnings.has(begun + each)) {
+        found.push([first, i]);
+        first = i;
+        begun = "";
+      }
+      begun += each;
+    }
+    return [...found, [first, end]];
+  }
+
+  formOf(word) {
+    let plain = word.normalize("NFKC").toLowerCase().replace(/[\u2019\u02bc]/g, "'").replaceAll("i\u0307", "i");
+    plain = plain.replace(UNSEEN, "").normalize("NFKC");
+    const letters = Array.from(plain, (each) => this.simple.get(each) ?? each);
+    plain = letters.slice(0, MAX_FORM).join("").replace(/[\p{White_Space}\x1c-\x1f]+$/u, "");
+    const first = plain.search(/[\p{L}\p{N}]/u);
+    return first < 0 ? "" : plain.slice(first);
   }
 }
 
@@ -175,29 +202,6 @@ class Ranges {
     }
     return this.known.get(code);
   }
-}
-
-/** A linear model of word boundaries that looks three characters to either side. */
-function segmenter(model) {
-  const tables = Object.entries(model).map(([name, table]) => [new Map(Object.entries(table)), ...FEATURES[name]]);
-  const threshold = tables.reduce((sum, [table]) => sum + [...table.values()].reduce((a, b) => a + b, 0), 0);
-  return (run) => {
-    const padded = ["\0", "\0", "\0", ...run, "\0", "\0", "\0"], found = [];
-    for (let i = 4; i < 3 + run.length; i++) {
-      let sum = 0;
-      for (const [table, first, last] of tables) sum += table.get(padded.slice(i + first, i + last).join("")) ?? 0;
-      if (2 * sum > threshold) found.push(i - 3);
-    }
-    return found;
-  };
-}
-
-function formOf(word) {
-  let plain = word.normalize("NFKC").toLowerCase().replace(/[\u2019\u02bc]/g, "'").replaceAll("i\u0307", "i");
-  plain = plain.replace(UNSEEN, "").normalize("NFKC");
-  plain = Array.from(plain).slice(0, MAX_FORM).join("").replace(/[\p{White_Space}\x1c-\x1f]+$/u, "");
-  const first = plain.search(/[\p{L}\p{N}]/u);
-  return first < 0 ? "" : plain.slice(first);
 }
 
 /** Numbers in front of lines are left out if they count up line by line through the whole text. */
@@ -272,6 +276,7 @@ const INVISIBLE = new RegExp(`[${ALWAYS}${SOMETIMES}]+`, "gu");
 const HARMLESS = new RegExp(`^[${ALWAYS}]+$`, "u");
 const UNJOINED = /[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{Nd}\p{P}\p{White_Space}]/u;
 const UNSEEN = /[\p{Cf}\u0640\u064B-\u065F\u0670\u0591-\u05BD\u05BF\u05C1\u05C2\u05C4\u05C5\u05C7]+/gu;
+const NARROW_PAIR = /[\uff66-\uff9d][\uff9e\uff9f]/g;
 const JOINED = /[_\u00a0\u202f\u205f\u2000-\u200a](?<=[\p{L}\p{N}].)(?=[\p{L}\p{N}])/gu;
 const WITH_X = "[xCTU]*(?![xCTU])"; // as many as there are, and never fewer
 const WORD = new RegExp(
@@ -280,7 +285,3 @@ const WORD = new RegExp(
   `|H${WITH_X}(?:[:.']${WITH_X}(?=[LH])|q${WITH_X}(?=H)|(?!'))` +
   `|D+(?!D)${WITH_X}(?:[,.']${WITH_X}(?=D))?)*` +
   `(?:H${WITH_X}'${WITH_X})?`, "g");
-const FEATURES = {
-  UW1: [-3, -2], UW2: [-2, -1], UW3: [-1, 0], UW4: [0, 1], UW5: [1, 2], UW6: [2, 3],
-  BW1: [-2, 0], BW2: [-1, 1], BW3: [0, 2], TW1: [-3, 0], TW2: [-2, 1], TW3: [-1, 2], TW4: [0, 3],
-};
