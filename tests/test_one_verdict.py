@@ -244,7 +244,7 @@ def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_fi
     some = texts_near(RING.independent_member(2), 40, z=(3.6, 9.0), tilt=2.0, length=20)
     ring = dewmark.load_scheme(RING)
     detector, alone = dewmark.Detector(ring), [each.forgery for each in ring.detect_batch(some, fpr=fpr)]
-    assert sum(each is not None and each.attributable for each in alone) > 5
+    assert sum(each is not None and each.attributable for each in alone) >= 3
     loose = [each.forgery for each in ring.detect_batch(some, fpr=FPR)]
     assert sum(each.attributable for each in loose if each) > sum(each.attributable for each in alone if each)
     with open_client(tmp_path, {"ring": ring}) as client:
