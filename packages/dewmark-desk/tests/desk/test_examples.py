@@ -64,6 +64,14 @@ def test_example_carries_the_mark_of_the_demonstration_key_only(open_service):
         assert client.post(path, json=body).status_code == 404
 
 
+def test_a_stranger_is_not_told_how_many_words_can_carry_the_mark(client):
+    acme = client.service.tenants["acme"]
+    client.service.tenants["acme"] = dataclasses.replace(acme, bound=open_demonstration().bound)
+    for scope, told in (("detect", True), ("detect-public", False)):
+        asked = client.post("/v1/detect", json={"text": example_text()}, headers=bearer(client, scope))
+        assert (asked.json()["results"][0]["carrying"] is not None) == told
+
+
 def test_example_needs_the_scope_detect(client):
     for scope, status in (("generate", 403), ("detect-public", 403), ("detect", 200)):
         assert client.get("/v1/example", headers=bearer(client, scope)).status_code == status

@@ -42,7 +42,7 @@ import regex
 from dewmark.arrays import I64, Mask
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["VERSION", "class_letter", "distinct", "form_of", "repetition", "words"]
+__all__ = ["VERSION", "class_letter", "distinct", "form_of", "repetition", "spelling", "words"]
 
 VERSION = 3
 
