@@ -10,8 +10,8 @@ from dewmark.registry import SCHEMES
 from dewmark.testing import CHECKS, Check, Trial
 
 FAST = ("dew", "kgw")  # the others run under the marker ``contract``
-# few positions of the tiny host have the entropy that atw needs; its few words leave nothing once flattened, and
-# their vectors so little that shorter texts have no verdict
+# few positions of the tiny host have the entropy that atw needs; its few words leave nothing once flattened,
+# and so little otherwise that shorter texts have no verdict
 SETTINGS = {"atw": "atw delta=0.7", "dew-open": "dew-open alpha=1.0 flatten=null"}
 VARIANTS = (
     "dew-paper context_encoding=composed whiten_contexts=true",
