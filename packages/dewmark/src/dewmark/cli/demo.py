@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS = 250
+ANSWERS = 3
+"""So many answers are written until one is found: of short ones about one in ten is not."""
 _SIDE_BY_SIDE = 96  # columns from which two texts stand beside each other
 
 
@@ -101,25 +103,29 @@ def run(
     clock.lap(f"key {key.fingerprint}, {model.name}: ready in")
     prompt = writer.chat.render([{"role": "user", "content": request}])
     decoding = writer.decoding({"max_new_tokens": TOKENS}, chat=True)
-    progress(f"writing up to {TOKENS} tokens, twice", 0, 0)
-    made = [
-        each.write([prompt], seeds=[seed], decoding=decoding)[0].text
-        for each in (writer, TextWriter(None, model.info, lambda: model))
-    ]
-    clock.lap(f"a marked and an unmarked text of up to {TOKENS} tokens written in")
+    plain = TextWriter(None, model.info, lambda: model)
+    for left in reversed(range(ANSWERS)):
+        progress(f"writing up to {TOKENS} tokens, twice", 0, 0)
+        made = [each.write([prompt], seeds=[seed], decoding=decoding)[0].text for each in (writer, plain)]
+        clock.lap(f"a marked and an unmarked text of up to {TOKENS} tokens written in")
+        found = watermark.detect(made[0].strip())
+        if found.verdict is Verdict.MARKED or not left:
+            break
+        say(f"this answer left the mark too little choice (p = {found.p_value:.2g}); another", quiet=quiet)
+        seed += 1
     nats = [-total / count for total, count in model.log_likelihood([prompt, prompt], made)]
     marked, unmarked = (text.strip() for text in made)
     human = human_paragraph()
-    found = watermark.detect_batch([marked, unmarked, human])
-    clock.lap("three texts scored in")
+    others = watermark.detect_batch([unmarked, human])
+    clock.lap("two more texts scored in")
     other = options.load_watermark(wrong_key, host=host, scheme=None, settings=None, progress=progress)
-    found.append(other.detect(marked))
+    others.append(other.detect(marked))
     clock.lap(f"wrong key {wrong_key.fingerprint} tested in")
     cases = [
-        Case("marked text", request, marked, found[0], Verdict.MARKED, nats[0]),
-        Case("unmarked text", request, unmarked, found[1], Verdict.NOT_MARKED, nats[1]),
-        Case("human paragraph", "", human, found[2], Verdict.NOT_MARKED),
-        Case("wrong key", request, marked, found[3], Verdict.NOT_MARKED),
+        Case("marked text", request, marked, found, Verdict.MARKED, nats[0]),
+        Case("unmarked text", request, unmarked, others[0], Verdict.NOT_MARKED, nats[1]),
+        Case("human paragraph", "", human, others[1], Verdict.NOT_MARKED),
+        Case("wrong key", request, marked, others[2], Verdict.NOT_MARKED),
     ]
     return cases, f"{model.name}, temperature {decoding.temperature:g}, top-p {decoding.top_p:g}"
 
