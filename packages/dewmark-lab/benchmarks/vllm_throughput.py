@@ -26,7 +26,7 @@ from script_inputs import script_parser
 import dewmark
 from dewmark.config import parse_settings
 from dewmark.hosts.transformers.model_files import resolve
-from dewmark_lab.bench.workloads import prompts
+from dewmark_lab.bench.measures import prompts
 
 Engine = Any  # vLLM's LLM
 

@@ -7,19 +7,13 @@ import pytest
 import torch
 from tests.attacks.test_counting import VOCAB, boosts_of
 
-from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.open.scheme import DewOpen
-from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark.workspace import Workspace
 from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
     Rewriter,
     fixed_length,
-    forge,
-    forge_each,
     generate_texts,
 )
 
@@ -89,20 +83,3 @@ def test_stopped_run_resumes_with_the_same_texts(host, tmp_path):
         file.write_bytes(data[:cut])
         assert generate_texts(host, None, ["the sea", "the hill"] * 4, **arguments) == whole
         assert file.read_bytes() == data
-
-
-def test_attackers_with_matrices_of_their_own_share_a_batch(bag_encoder, tmp_path) -> None:
-    """Each text is what its own attacker alone would write."""
-    host = FakeHost(400)
-    victim = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
-    rng = np.random.default_rng(0)
-    d_T, d_C = victim.W.shape
-    W = [rng.standard_normal((d_T, d_C)).astype(np.float32) for _ in range(3)]
-    options = {"strength": 8.0, "decoding": Decoding(max_new_tokens=20, min_new_tokens=20)}
-    together = forge_each(victim, host, W, ["the old bridge"] * 3, **options)
-    alone = [forge(victim, host, w, ["the old bridge"], seed=i, **options)[0] for i, w in enumerate(W)]
-    assert together == alone
-    assert len(set(together)) == 3
-    open_words = DewOpen().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
-    with pytest.raises(ConfigError, match="words of a lexicon"):
-        forge_each(open_words, host, W, ["the old bridge"] * 3, **options)

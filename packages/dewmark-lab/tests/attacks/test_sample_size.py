@@ -18,9 +18,9 @@ from dewmark_lab.attacks.stealing.oracle import (
     expected_queries,
     forge_by_p_values,
     forge_by_verdicts,
+    replaced,
     scrub_by_p_values,
 )
-from dewmark_lab.attacks.stealing.piggyback import replaced, spliced
 from dewmark_lab.attacks.stealing.regression import fitted_tilt, head_mask, posterior_mean, spend_on_tail
 from dewmark_lab.attacks.stealing.signs import align, sign_rows
 
@@ -206,11 +206,8 @@ def test_p_values_forge_in_dozens_of_questions_and_verdicts_in_one_over_the_leve
     assert (never.queries, never.reached, never.changed) == (5, False, 0.0)
 
 
-def test_tampered_texts_say_which_words_are_foreign():
+def test_piggybacking_replaces_as_many_words_as_it_says():
     words = [f"t{i}" for i in range(30)]
-    edited, places = replaced(words, ["x"], 3, Random(1))
-    assert {i for i, word in enumerate(edited) if word == "x"} == places
-    assert len(places) == 3
-    longer, places = spliced(words, ["y", "y"], Random(2))
-    assert {i for i, word in enumerate(longer) if word == "y"} == places
-    assert [word for word in longer if word != "y"] == words
+    edited = replaced(words, ["x"], 3, Random(1))
+    assert sum(now == "x" for now in edited) == 3
+    assert sum(now == before for now, before in zip(edited, words, strict=True)) == 27

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from dewmark.errors import UnknownNameError
 from dewmark.registry import SCHEMES
@@ -17,13 +16,12 @@ from dewmark_lab.bench.measures import (
     bench_detection,
     bench_generation,
     decoding_tasks,
-    detection_by_length,
-    step_by_vocabulary,
+    prompts,
+    random_texts,
     step_tasks,
 )
 from dewmark_lab.bench.random_models import open_host
 from dewmark_lab.bench.timing import time_tasks
-from dewmark_lab.bench.workloads import prompts, random_texts
 
 NAMES = ["kgw", "dew-bias:encoder=random:32"]
 
@@ -118,13 +116,3 @@ def test_all_measures_have_a_row_for_every_scheme(host) -> None:
     found = list(bench_detection(host, NAMES, texts=8, tokens=40, repeats=1))
     assert {row.measure for row in found} == {"detection, a batch of 8", "detection, one by one"}
     json.dumps([row.to_dict() for row in written + found])
-
-
-def test_costs_against_length_and_vocabulary_name_their_points(host) -> None:
-    by_length = list(detection_by_length(host, NAMES, lengths=[30, 60], repeats=1))
-    assert [row.measure for row in by_length] == ["30 tokens"] * 2 + ["60 tokens"] * 2
-    by_size = list(
-        step_by_vocabulary(NAMES, sizes=[600, 900], steps=2, repeats=1, device=torch.device("cpu"))
-    )
-    assert {row.measure for row in by_size} == {"600 ids", "900 ids"}
-    assert {row.row for row in by_size} == set(NAMES)

@@ -40,23 +40,10 @@ def test_detection_as_json(run):
     assert all(row["ms_min"] > 0 and row["ratio"] > 0 and row["rounds"] == 1 for row in rows)
 
 
-def test_costs_are_plotted(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("dewmark_lab.cli.bench.LENGTHS", (30, 60))
-    monkeypatch.setattr("dewmark_lab.cli.bench.SIZES", (600, 900))
-    plot = tmp_path / "cost.png"
-    done = run("bench", "detect", *SMALL, "--schemes", "kgw", "--against", "lengths", "--plot", plot)
-    assert done.code == 0, done.err
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    done = run("bench", "generate", *SMALL, "--schemes", "kgw", "--against", "vocabulary", "--plot", plot)
-    assert done.code == 0, done.err
-    assert "900 ids" in " ".join(done.out.split())
-
-
 def test_bad_options_are_one_line(run):
     for arguments, said in (
         (["--schemes", "kgv"], "did you mean 'kgw'"),
         (["--batch-sizes", "1,x"], "--batch-sizes"),
-        (["--plot", "x.png"], "--against"),
         (["--host", "random:llama"], "shape"),
     ):
         done = run("bench", "generate", *arguments, "-q")

@@ -6,13 +6,12 @@
 - decoding: the host writes texts of a fixed length in one batch, compared with no mark. A scheme that chooses
   between drafts of sentences has no step, and is timed by decoding alone;
 - detection: per text of a fixed length, compared with tokenizing it, which every detector has to do.
-
-A step can also be timed against the size of the vocabulary, and detection against the length of a text.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,17 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from dewmark.decoding import Decoding
+from dewmark.encoders.word_vectors import register_texts
 from dewmark.hosts.transformers.model import TransformersHost
+from dewmark.prompts import openings
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, Tokenizer, silent
-from dewmark_lab.bench.configurations import bind, configuration
+from dewmark_lab.bench.configurations import bind
 from dewmark_lab.bench.markllm import PEERS, Peer, generate, installed
-from dewmark_lab.bench.random_models import RANDOM, SHAPES, random_host
+from dewmark_lab.bench.random_models import RANDOM
 from dewmark_lab.bench.timing import Cost, Task, seconds, time_tasks
-from dewmark_lab.bench.workloads import prompts, random_texts
 from dewmark_lab.bench.writers import Writer, drawn_by, eager, peer_marks
 
 NONE, TOKENIZING = "none", "tokenizing"
@@ -145,58 +146,6 @@ def bench_detection(
             how = f"a batch of {count}" if batched else "one by one"
             baselines = dict.fromkeys(tasks, TOKENIZING)
             yield from _timed(f"detection, {how}", tasks, baselines, repeats, progress)
-
-
-def detection_by_length(
-    host: TransformersHost,
-    names: Sequence[str],
-    *,
-    lengths: Sequence[int],
-    repeats: int,
-    progress: Progress = silent,
-) -> Iterator[BenchResult]:
-    """Detection of one text, by its length."""
-    device = host.device
-
-    def run(tokens: int, detect: Callable[[str], object], number: int) -> float:
-        (text,) = random_texts(host.tokenizer, 1, tokens=tokens, seed=number)
-        return seconds(functools.partial(detect, text), device)
-
-    with _bound(names, host, progress) as schemes:
-        moved = _on_device(schemes, device)
-        for tokens in lengths:
-            tasks: dict[str, Task] = {
-                name: functools.partial(run, tokens, bound.detect) for name, bound in moved.items()
-            }
-            yield from _timed(f"{tokens} tokens", tasks, {}, repeats, progress)
-
-
-def step_by_vocabulary(
-    names: Sequence[str],
-    *,
-    sizes: Sequence[int],
-    steps: int,
-    repeats: int,
-    device: torch.device,
-    progress: Progress = silent,
-) -> Iterator[BenchResult]:
-    """A step for one text by vocabulary size, on random hosts and encoders."""
-    changed = {_with_random_encoder(name): name for name in names}
-    for size in sizes:
-        shape = {**SHAPES["tiny"], "vocab_size": size}
-        host = random_host(shape, name=f"{RANDOM}{size}", device=device, dtype=torch.float32)
-        with _bound(list(changed), host, progress) as schemes:
-            renamed = {changed[name]: bound for name, bound in schemes.items()}
-            tasks = step_tasks(host, renamed, {}, batch=1, steps=steps)
-            yield from _timed(f"{size} ids", tasks, {}, repeats, progress)
-
-
-def _with_random_encoder(name: str) -> str:
-    """The same configuration with an encoder that costs nothing, unless it names one of its own."""
-    scheme, _ = configuration(name)
-    if scheme != "dew" or f"encoder={RANDOM}" in name:
-        return name
-    return f"{name}{',' if ':' in name else ':'}encoder={RANDOM}512"
 
 
 def step_tasks(
@@ -332,3 +281,45 @@ def _timed(
     costs = time_tasks(measure, tasks, repeats=repeats, baselines=baselines, progress=progress)
     for row, cost in costs.items():
         yield BenchResult(measure, row, cost)
+
+
+# Prompts to continue and texts to score. Texts must not repeat, or caches would make the second one cheaper:
+# they are random walks over adjacent words of the package's English texts, with ever new windows.
+
+
+def prompts(count: int, *, first: int = 0) -> list[str]:
+    """``count`` of the package's openings from the ``first`` on, repeated if there are too few."""
+    return [row["text"] for row in itertools.islice(itertools.cycle(openings()), first, first + count)]
+
+
+def random_texts(tokenizer: Tokenizer, count: int, *, tokens: int, seed: int) -> list[str]:
+    """``count`` texts of ``tokens`` tokens, give or take two; every seed has its own."""
+    texts = tokenizer.encode(random_walks(count, words=tokens, seed=seed))  # a word is at least one token
+    return tokenizer.decode([text.ids[:tokens] for text in texts])
+
+
+def random_walks(count: int, *, words: int, seed: int) -> list[str]:
+    """``count`` texts of ``words`` words each; every seed has its own."""
+    random = np.random.default_rng(seed)
+    return [_random_walk(random, words) for _ in range(count)]
+
+
+def _random_walk(random: np.random.Generator, length: int) -> str:
+    words, successors = _word_pairs()
+    at = int(random.integers(len(words)))
+    walk = []
+    for share in random.random(length):
+        walk.append(words[at])
+        following = successors[words[at]]
+        at = following[int(share * len(following))]
+    return " ".join(walk)
+
+
+@functools.cache
+def _word_pairs() -> tuple[list[str], dict[str, list[int]]]:
+    """All words in order, and for each distinct word the positions that follow it."""
+    words = " ".join(register_texts()).split()
+    successors: dict[str, list[int]] = {}
+    for position, word in enumerate(words):
+        successors.setdefault(word, []).append((position + 1) % len(words))
+    return words, successors

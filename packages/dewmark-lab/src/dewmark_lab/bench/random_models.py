@@ -2,20 +2,18 @@
 
 ``random:llama-3.2-3b`` is a host in the shape of that model, with a byte-level tokenizer of the same
 vocabulary size. The encoder ``random:768`` gives every text a pseudo-random vector of that dimension, at no
-cost; ``random:mpnet-base`` runs a transformer in the shape of the paper's context encoder.
+cost.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder
@@ -28,7 +26,6 @@ from dewmark.registry import unknown_name
 from dewmark.workspace import Progress, silent
 
 RANDOM = "random:"
-_FILL = 1  # the padding id of the transformer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {
@@ -64,14 +61,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-
-_MPNET: dict[str, Any] = {
-    "vocab_size": 250_002,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-}
-_BATCH = 512
 
 
 def open_host(
@@ -112,11 +101,9 @@ def random_host(
 
 
 def random_encoder(kind: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
-    """The encoder ``random:<kind>``, where ``kind`` is a dimension or ``mpnet-base``."""
-    if kind == "mpnet-base":
-        return RandomTransformer(device=device)
+    """The encoder ``random:<kind>``, where ``kind`` is a dimension."""
     if not (kind.isdigit() and int(kind) > 1):
-        raise unknown_name("encoder", f"random:{kind}", ["random:768", "random:mpnet-base"])
+        raise unknown_name("encoder", f"random:{kind}", ["random:768"])
     return RandomVectors(int(kind))
 
 
@@ -140,54 +127,3 @@ class RandomVectors(Encoder):
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
             np.random.default_rng(seed).standard_normal(out=row, dtype=np.float32)
         return rows
-
-
-class RandomTransformer(Encoder):
-    """XLM-RoBERTa-base with random weights and mean pooling; a word's id is its hash."""
-
-    name = identity = "random:mpnet-base"
-
-    def __init__(self, *, device: str = "auto") -> None:
-        super().__init__(device=device)
-        self._model: Any = None
-
-    @property
-    def dim(self) -> int:
-        """The dimension of the vectors."""
-        return int(_MPNET["hidden_size"])
-
-    def encode(self, texts: Sequence[str]) -> F32:
-        """N texts to (N, 768)."""
-        model = self._loaded()
-        rows = np.zeros((len(texts), self.dim), dtype=np.float32)
-        for i in range(0, len(texts), _BATCH):
-            given = [torch.tensor(_hashed(text)) for text in texts[i : i + _BATCH]]
-            ids = pad_sequence(given, batch_first=True, padding_value=_FILL).to(model.device)
-            with torch.inference_mode():
-                states = model(input_ids=ids, attention_mask=(ids != _FILL).long()).last_hidden_state
-                present = (ids != _FILL).unsqueeze(-1).to(states.dtype)
-                found = (states * present).sum(dim=1) / present.sum(dim=1)
-            rows[i : i + _BATCH] = found.float().cpu().numpy()
-        return rows
-
-    def _loaded(self) -> Any:  # noqa: ANN401 - a transformers model
-        from transformers import XLMRobertaConfig, XLMRobertaModel
-
-        with self._lock:
-            if self._model is None:
-                device = torch_device(self.device)
-                config = XLMRobertaConfig(
-                    **_MPNET, intermediate_size=3072, max_position_embeddings=514, type_vocab_size=1
-                )
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(0)
-                    model: Any = XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
-                dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-                self._model = model.eval().to(device, dtype)
-            return self._model
-
-
-def _hashed(text: str) -> list[int]:
-    """One id per word, between a start and an end id."""
-    words = _MPNET["vocab_size"] - 5
-    return [0, *(5 + zlib.crc32(word.encode()) % words for word in text.split()), 2]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, say, write
+from dewmark.cli.terminal import Progress, emit, results, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
 )
-
-LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
-SIZES = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)
 _BASES = ("none", "tokenizing")
 MARKS = ("dew", "kgw", "synthid", "exp")
 STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
@@ -41,22 +36,6 @@ BenchHost = Annotated[
 Repeats = Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")]
 Peers = Annotated[bool, typer.Option(help="Also time markllm's schemes, if it is installed.")]
 Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.png", help="With --against: save the plot here (.png, .svg, .pdf)."),
-]
-
-
-class GenerateAgainst(StrEnum):
-    """Variables to plot the cost of marking against."""
-
-    VOCABULARY = "vocabulary"
-
-
-class DetectAgainst(StrEnum):
-    """Variables to plot the cost of detection against."""
-
-    LENGTHS = "lengths"
 
 
 @app.command()
@@ -114,10 +93,6 @@ def generate(
     batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64",
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to decode per round; 0 skips decoding.")] = 32,
     steps: Annotated[int, typer.Option(min=0, help="Marking steps per round; 0 skips them.")] = 20,
-    against: Annotated[
-        GenerateAgainst | None, typer.Option(help="Instead, time a marking step for growing vocabularies.")
-    ] = None,
-    plot: Plot = None,
     repeats: Repeats = 5,
     peers: Peers = True,
     threads: Threads = 0,
@@ -130,25 +105,14 @@ def generate(
 
     Schemes take turns in every round, so a busy machine affects all of them: trust ratios, not times.
     """
-    from dewmark.models.devices import torch_device
-    from dewmark_lab.bench.measures import bench_generation, step_by_vocabulary
+    from dewmark_lab.bench.measures import bench_generation
     from dewmark_lab.bench.random_models import open_host
 
-    _check(plot, against)
     names, batches = _names(schemes), _numbers(batch_sizes, "--batch-sizes")
     _threads(threads)
     with Progress(quiet=quiet) as progress:
-        if against is not None:
-            rows = step_by_vocabulary(
-                names,
-                sizes=SIZES,
-                steps=steps or 20,
-                repeats=repeats,
-                device=torch_device(device),
-                progress=progress,
-            )
-        else:
-            rows = bench_generation(
+        found = list(
+            bench_generation(
                 open_host(host, device=device, dtype=dtype, progress=progress),
                 names,
                 batches=batches,
@@ -158,10 +122,8 @@ def generate(
                 peers=peers,
                 progress=progress,
             )
-        found = list(rows)
+        )
     _report(found, json_=json_)
-    if plot is not None:
-        _draw(found, plot, xlabel="vocabulary size", title="one marking step", quiet=quiet)
 
 
 @app.command()
@@ -170,10 +132,6 @@ def detect(
     host: BenchHost = "smollm2-135m",
     texts: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 500,
     tokens: Annotated[int, typer.Option(min=20, help="Tokens per text.")] = 200,
-    against: Annotated[
-        DetectAgainst | None, typer.Option(help="Instead, time texts of 100 to 50,000 tokens.")
-    ] = None,
-    plot: Plot = None,
     repeats: Repeats = 3,
     peers: Peers = True,
     threads: Threads = 0,
@@ -186,24 +144,19 @@ def detect(
 
     Every round uses new texts. --device matters for DEW and for schemes that run the host to detect.
     """
-    from dewmark_lab.bench.measures import bench_detection, detection_by_length
+    from dewmark_lab.bench.measures import bench_detection
     from dewmark_lab.bench.random_models import open_host
 
-    _check(plot, against)
     names = _names(schemes)
     _threads(threads)
     with Progress(quiet=quiet) as progress:
         opened = open_host(host, device=device, dtype=dtype, progress=progress)
-        if against is not None:
-            rows = detection_by_length(opened, names, lengths=LENGTHS, repeats=repeats, progress=progress)
-        else:
-            rows = bench_detection(
+        found = list(
+            bench_detection(
                 opened, names, texts=texts, tokens=tokens, repeats=repeats, peers=peers, progress=progress
             )
-        found = list(rows)
+        )
     _report(found, json_=json_)
-    if plot is not None:
-        _draw(found, plot, xlabel="text length (tokens)", title="detection of one text", quiet=quiet)
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
@@ -227,11 +180,6 @@ def _numbers(text: str, option: str) -> list[int]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"{option} takes whole numbers separated by commas, got {text!r}")
     return [int(part) for part in parts]
-
-
-def _check(plot: Path | None, against: object) -> None:
-    if plot is not None and against is None:
-        raise ConfigError("--plot needs a variable to plot against: add --against")
 
 
 def _threads(threads: int) -> None:
@@ -273,14 +221,3 @@ def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = Fals
         write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
         return
     write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
-
-
-def _draw(found: Iterable[BenchResult], plot: Path, *, xlabel: str, title: str, quiet: bool) -> None:
-    from dewmark_lab.reports.plots import cost_curves, save_figure
-
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for row in found:
-        at = float(row.measure.split()[0])
-        curves.setdefault(row.row, []).append((at, 1000 * row.cost.fastest))
-    save_figure(cost_curves(curves, xlabel=xlabel, title=title), plot)
-    say(f"wrote {plot}", quiet=quiet)

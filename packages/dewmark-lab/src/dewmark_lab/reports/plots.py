@@ -69,10 +69,6 @@ _CURVES: tuple[tuple[Any, str], ...] = (  # dashes and markers
     ((0, (1, 1.2)), "^"),
     ((0, (5, 1.5, 1, 1.5)), "D"),
 )
-
-_LEVELS = (0.05, 0.01, 0.001)
-_SMALLEST_P = 1e-300  # smaller p-values may be 0 in float64, which has no logarithm
-_MAX_POINTS = 2_000
 _PANELS_PER_ROW = 5
 _PALETTE = 48  # colours of a PNG, including blends at edges
 _MARGIN = 1.4  # inches beside a grid for names and axis labels
@@ -111,27 +107,6 @@ def power_curve(
         axes.set(xlabel="length (tokens)", ylabel="share of marked texts found", ylim=(0.0, 1.03))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.08), fontsize=9)
     return figure
-
-
-def cost_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str, title: str) -> Figure:
-    """Curves of (x, milliseconds) points by name, on logarithmic axes."""
-    with styled():
-        figure, [[axes]] = grid(1, 1, width=5.0, height=3.2)
-        for number, points in enumerate(curves.values()):
-            look = {**curve(number), "markersize": 4}
-            axes.plot([x for x, _ in points], [y for _, y in points], **look)
-        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="milliseconds", title=title)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:,g}")
-            axis.set_minor_formatter(_minor_tick)
-        legend(figure, [(name, {**curve(i), "markersize": 4}) for i, name in enumerate(curves)])
-    return figure
-
-
-def _minor_tick(value: float, position: float) -> str:
-    """Labels for 2 and 5 times a power of ten only."""
-    digit = round(value / 10.0 ** math.floor(math.log10(value)))
-    return f"{value:,g}" if digit in (2, 5) else ""
 
 
 def _figure(title: str, *, width: float, height: float) -> tuple[Figure, Axes]:

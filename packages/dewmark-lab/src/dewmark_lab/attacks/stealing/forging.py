@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-import numpy as np
 import torch
 
 from dewmark import config, storage
@@ -26,8 +25,6 @@ from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.paper.bias import Bias, BiasSession
-from dewmark.dew.race import LexiconBatch
-from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
@@ -142,72 +139,6 @@ class DewForger(Forger):
         batch = self._marking.batch(prompt_ids, attention_mask, seeds=seeds)
         bias = Bias(self._strength, self._gamma, _CANDIDATES)
         return BiasSession(bias, batch, vocab_size=self.host.vocab_size)
-
-
-def forge(
-    victim: Victim,
-    host: Host,
-    W: F32,
-    prompts: Sequence[str],
-    *,
-    strength: float,
-    decoding: Decoding,
-    seed: int = 0,
-    batch_size: int = 50,
-) -> list[str]:
-    """Continue prompts with an estimated W (d_T, d_C), one text each."""
-    rows = generate_texts(
-        host,
-        DewForger(victim, W, strength=strength),
-        prompts,
-        seeds=attacker_seeds(seed, len(prompts)),
-        decoding=decoding,
-        batch_size=batch_size,
-    )
-    return [row.text for row in rows]
-
-
-class _ForgerOfEach(DewForger):
-    """An estimated matrix for each text, by its seed, over the words of a lexicon."""
-
-    own: Mapping[int, F32]
-
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Start generating after prompts (batch, length)."""
-        assert seeds is not None
-        batch = self._marking.batch(prompt_ids, attention_mask)
-        assert isinstance(batch, LexiconBatch)
-        W = torch.from_numpy(np.stack([self.own[seed] for seed in seeds])).to(prompt_ids.device)
-        batch.current = dataclasses.replace(batch.current, W=W)
-        bias = Bias(self._strength, self._gamma, _CANDIDATES)
-        return BiasSession(bias, batch, vocab_size=self.host.vocab_size)
-
-
-def forge_each(
-    victim: Victim,
-    host: Host,
-    W: Sequence[F32],
-    prompts: Sequence[str],
-    *,
-    strength: float,
-    decoding: Decoding,
-    seed: int = 0,
-    batch_size: int = 50,
-) -> list[str]:
-    """As `forge`, with an estimate (d_T, d_C) of its own for each prompt: many attackers in one batch."""
-    if not isinstance(victim, BoundDEW):
-        raise ConfigError("texts with matrices of their own need the words of a lexicon: use forge")
-    seeds = attacker_seeds(seed, len(prompts))
-    each = _ForgerOfEach(victim, W[0], strength=strength)
-    each.own = dict(zip(seeds, W, strict=True))
-    made = host.generate(prompts, scheme=each, seeds=seeds, decoding=decoding, batch_size=batch_size)
-    return [text.text for text in made]
 
 
 class Rewriter(Forger):

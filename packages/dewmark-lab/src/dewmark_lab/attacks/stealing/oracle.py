@@ -1,4 +1,4 @@
-"""A detector as an oracle: how many questions forge a mark, or remove one, without ever learning it.
+"""Attackers who learn nothing: a detector as an oracle, and words of one's own in a genuine text.
 
 **With p-values** every question says whether a change helped. A text of n effective words has
 z = Σ u_i/√n, so replacing one word at random changes z by N(0, 2/n), and keeping the changes that help gains
@@ -11,6 +11,8 @@ ladder between the two, so strangers should get one level, and their number of a
 false "marked" they can collect.
 
 The attacker here pays no attention to what the text says, so the counts are lower bounds for sensible texts.
+
+**Piggybacking** (`replaced`) asks nothing: a mark that survives editing survives a malicious edit as well.
 """
 
 from __future__ import annotations
@@ -66,6 +68,12 @@ def forge_by_verdicts(
         if ask(" ".join(tried)):
             return _run(query, True, words, tried)
     return _run(most, False, words, words)
+
+
+def replaced(words: Sequence[str], others: Sequence[str], number: int, random: Random) -> list[str]:
+    """The text with ``number`` scattered words replaced."""
+    places = set(random.sample(range(len(words)), min(number, len(words))))
+    return [random.choice(others) if i in places else word for i, word in enumerate(words)]
 
 
 def _climb(

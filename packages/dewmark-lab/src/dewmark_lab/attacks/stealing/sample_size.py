@@ -100,26 +100,6 @@ def texts_needed(
     return ring * high
 
 
-def texts_for_group(group: float, *, ring: int) -> float:
-    """The number of texts of random members among which some member has ``group`` of them, half of the time.
-
-    Between whole numbers, by interpolation of logarithms.
-    """
-    low, high = (_texts_for_whole(n, ring) for n in (math.floor(group), math.ceil(group)))
-    return low * math.pow(high / low, group - math.floor(group))
-
-
-def _texts_for_whole(group: int, ring: int) -> float:
-    from scipy.stats import poisson
-
-    low, high = float(group), float(group) * ring
-    while high / low > 1.0 + 1e-9:
-        middle = math.sqrt(low * high)
-        enough = ring * float(poisson.sf(group - 1, middle / ring)) >= math.log(2.0)
-        low, high = (low, middle) if enough else (middle, high)
-    return high
-
-
 def cluster_texts(variances: F64, *, ring: int, z: float) -> float:
     """The number of texts from which members can be told apart at all, R² D/z⁴."""
     return ring**2 * effective_directions(variances) / z**4

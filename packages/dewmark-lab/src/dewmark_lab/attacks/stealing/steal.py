@@ -6,8 +6,8 @@ two ways to learn the mark: ``counts`` (`counting`) knows nothing about the sche
 members of a ring, ``grouping`` says how the attacker finds out which belong together (`clustering`).
 
 Three methods learn nothing. ``oracle`` and ``verdicts`` ask the victim's detector for p-values or verdicts
-and edit a text until it answers as they wish (`oracle`); ``piggyback`` puts words of its own into genuine
-texts (`piggyback`).
+and edit a text until it answers as they wish, ``piggyback`` puts words of its own into genuine texts
+(`oracle`).
 
 The mark is then used in one of two modes: ``spoof`` generates new texts that the victim's detector should
 accept, ``scrub`` rewrites marked texts so that it should reject them. The victim's own detector judges the
@@ -49,8 +49,12 @@ from dewmark_lab.attacks.stealing.forging import (
 )
 from dewmark_lab.attacks.stealing.judging import LEVEL, ForgeryJudge, median_perplexity
 from dewmark_lab.attacks.stealing.observed import observe
-from dewmark_lab.attacks.stealing.oracle import forge_by_p_values, forge_by_verdicts, scrub_by_p_values
-from dewmark_lab.attacks.stealing.piggyback import replaced
+from dewmark_lab.attacks.stealing.oracle import (
+    forge_by_p_values,
+    forge_by_verdicts,
+    replaced,
+    scrub_by_p_values,
+)
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
     Moments,
@@ -419,7 +423,7 @@ def _edit(
     for i, words in enumerate(before):
         run.progress("editing texts", i, len(before))
         if settings.method == "piggyback":
-            after.append(" ".join(replaced(words, others, settings.edits, random)[0]))
+            after.append(" ".join(replaced(words, others, settings.edits, random)))
             continue
         if settings.method == "verdicts":
             found = forge_by_verdicts(
