@@ -22,9 +22,7 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.chat_format import chat_format_of
 from dewmark_desk.generation import transcript
 from dewmark_lab.chat.answer_cache import CachedChat
-from dewmark_lab.chat.endpoint import EndpointChat
 from dewmark_lab.chat.local import LocalChat
-from dewmark_lab.chat.server import serve_chat
 from dewmark_lab.chat.settings import ChatSettings
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
@@ -303,48 +301,3 @@ class TestSettings:
 
     def test_the_estimate_respects_the_length_limit(self):
         assert ChatSettings(max_new_tokens=7).estimate(said("x"), answers=["y" * 4000]).tokens_out == 7
-
-
-class TestServer:
-    """A chat model behind OpenAI's protocol, asked by the code that asks paid endpoints."""
-
-    def test_waiting_requests_are_answered_in_one_batch(self):
-        sizes = []
-
-        class Batches(Counting):
-            def complete(self, conversations, **options):
-                sizes.append(len(conversations))
-                return super().complete(conversations, **options)
-
-        with serve_chat(Batches(), "tiny", batch_size=4) as url:
-            client = EndpointChat(url, "tiny", concurrency=8)
-            answers = client.complete(said(*"abcdefgh"), seeds=range(8), max_new_tokens=5)
-        assert answers == [f"{letter} {seed} 5" for seed, letter in enumerate("abcdefgh")]
-        assert sum(sizes) == 8
-        assert max(sizes) <= 4
-        assert len(sizes) < 8
-
-    def test_one_bad_request_fails_alone(self):
-        class Picky(Counting):
-            def complete(self, conversations, **options):
-                if any(conversation[-1]["content"] == "bad" for conversation in conversations):
-                    raise InputError("this one is too long")
-                return super().complete(conversations, **options)
-
-        with serve_chat(Picky(), "tiny") as url:
-            client = EndpointChat(url, "tiny", retries=0)
-            with pytest.raises(ModelError, match="too long"):
-                client.complete(said("good", "bad"), seeds=[1, 2], max_new_tokens=5)
-            assert client.complete(said("good"), seeds=[1], max_new_tokens=5) == ["good 1 5"]
-
-    def test_what_it_cannot_honour_is_rejected(self):
-        with serve_chat(Counting(), "tiny") as url:
-            with pytest.raises(ModelError, match="only the model tiny"):
-                EndpointChat(url, "other", retries=0).complete(said("a"), seeds=[0], max_new_tokens=5)
-            with pytest.raises(ModelError, match="temperature is not supported"):
-                EndpointChat(url, "tiny", retries=0, temperature=0.5).complete(
-                    said("a"), seeds=[0], max_new_tokens=5
-                )
-            taken = serve_chat(Counting(), "tiny", port=int(url.split(":")[2].split("/")[0]))
-            with pytest.raises(ModelError, match="cannot listen on port"), taken:
-                pass

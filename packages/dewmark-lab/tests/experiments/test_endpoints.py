@@ -7,7 +7,6 @@ from tests.hosts.chat_server import Reply, serving
 
 from dewmark.cli.app import main
 from dewmark_lab.evaluation.preference import net_preference
-from dewmark_lab.experiments import language_model
 
 RECIPE = """
 base: main
@@ -84,13 +83,12 @@ def test_preferences_and_paraphrases_from_an_endpoint(tiny_folder, tmp_path, cap
     assert f"{score:+.3f}" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_tiny_local_model_paraphrases_and_judges(tiny_chat_folder, tmp_path, monkeypatch):
-    """``--llm local:MODEL``: a recipe's endpoint is replaced by a server of this process."""
-    monkeypatch.setattr(language_model, "_PORT", 0)  # any free one
+def test_a_tiny_local_model_paraphrases_and_judges(tiny_chat_folder, tmp_path):
+    """``--llm MODEL``: a recipe's endpoint is replaced by a host."""
     recipe, out = tmp_path / "local.yaml", tmp_path / "out"
     nobody = RECIPE.format(url="http://127.0.0.1:1/v1")
     recipe.write_text(nobody.replace("price_in", "max_new_tokens: 16, price_in"), encoding="utf-8")
-    more = ("--attacks", "paraphrase", "--texts", "2", "--llm", f"local:{tiny_chat_folder}")
+    more = ("--attacks", "paraphrase", "--texts", "2", "--llm", str(tiny_chat_folder))
     assert main(command(tiny_chat_folder, out, *more, recipe=recipe)) == 0
     assert len(rows(out / "preference.jsonl")) == 4  # seeds, texts
     rewritten = [row for file in (out / "attack").glob("*/rows.jsonl") for row in rows(file)]

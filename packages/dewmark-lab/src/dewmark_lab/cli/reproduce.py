@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
 import time
@@ -132,7 +131,7 @@ def reproduce(
     """
     from dewmark.hosts import load_host
     from dewmark_lab.experiments.language_model import (
-        open_language_model,
+        language_model_settings,
         uses_language_model,
         with_language_model,
     )
@@ -181,15 +180,14 @@ def reproduce(
     with (
         Progress(quiet=quiet) as progress,
         Workers(jobs=jobs, engine=engine, device=device, dtype=dtype, progress=progress) as workers,
-        contextlib.ExitStack() as stack,
     ):
         asked = llm or recipe.llm
         if asked is not None and uses_language_model(recipe):
             starts = not dry_run and bool({"attack", "preference"} & set(recipe.stages))
-            model = open_language_model(
-                asked, device=device, dtype=dtype, batch_size=batch_size, progress=progress, start=starts
+            model = language_model_settings(
+                asked, device=device, dtype=dtype, batch_size=batch_size, start=starts
             )
-            recipe = with_language_model(recipe, stack.enter_context(model))
+            recipe = with_language_model(recipe, model)
         recipes = {
             label: each.narrowed(prompts=prompts, tokens=tokens)
             for label, each in recipe.under_conditions(_names(conditions)).items()
