@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from dewmark.stats.rates import rate
 from dewmark_lab.reports.plots import power_curve
-
-UNIFORM = np.random.default_rng(0).uniform(size=300)
 
 
 def curve() -> Figure:

@@ -13,11 +13,10 @@ from tests.engine_marks.toy_host import random_logits
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
-from dewmark.errors import ArtifactError, ConfigError, NumericalError, VocabularyError
+from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.scheme import State
-from dewmark.stats.key_test import key_test
 from dewmark.workspace import Workspace
 
 VOCAB = 72
@@ -205,21 +204,6 @@ def test_marks_are_found_with_the_right_key_only(host, bind, name, settings, tes
     assert min(d.p_value for d in wrong.detect_batch(texts, prompts=prompts, test=test)) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
-def test_evidence_is_what_the_key_test_needs(host, repetitive_texts, bind, name, settings, test) -> None:
-    """Its key-test z is that of the scheme's default test, and its mean over keys is 0."""
-    bound = bind(name, settings)
-    tokenizer = host.info.tokenizer
-    texts, start = tokenizer.encode(repetitive_texts[:1]), tokenizer.encode([PROMPT])
-    (evidence,) = bound.evidence(texts, start)
-    default = bound.statistic(evidence, test="order" if name == "unbiased" else bound.tests[0])
-    assert key_test(evidence).z == pytest.approx(default.z, abs=1e-5)
-    totals = [
-        bind(name, settings, bytes([i]) * 32).evidence(texts, start)[0].scores.mean() for i in range(60)
-    ]
-    assert abs(np.mean(totals)) < 4.0 * math.sqrt(evidence.variance / (60 * len(evidence)))
-
-
 def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) -> None:
     text = " the old bridge over the river and the old bridge over the sea"  # repeats "the old bridge"
     skip, keep = (bind("exp", {"repeats": r, "prefix": 3}).detect(text) for r in ("skip", "keep"))
@@ -229,36 +213,6 @@ def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) ->
     assert keep.tokens[second].scored
     # skip: contexts count once; keep: all tokens are scored, but repeated pairs count once
     assert (skip.effective_length, keep.effective_length) == (7.0, 8.0)
-
-
-@pytest.mark.parametrize("name", ["exp", "synthid", "unbiased", "dipmark"])
-def test_batching_padding_and_truncation_change_nothing(host, bind, name) -> None:
-    bound = bind(name)
-    pad = host.info.tokenizer.pad_id
-    rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
-    width = max(len(row) for row in rows)
-    padded = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(1))
-    logits[2, logits[2] < logits[2].topk(20).values[-1]] = -math.inf
-    together = bound.session(padded)(padded, logits).softmax(1)
-    for i, row in enumerate(rows):  # alone, the third row takes the path for few candidates
-        ids = torch.tensor([row])
-        alone = bound.session(ids)(ids, logits[i : i + 1]).softmax(1)
-        torch.testing.assert_close(alone[0], together[i], atol=1e-6, rtol=1e-4)
-    assert not bool(together[2][torch.isinf(logits[2])].any())
-
-
-@pytest.mark.parametrize("name", ["exp", "synthid", "unbiased", "dipmark"])
-def test_bad_logits_are_rejected(bind, name) -> None:
-    bound, ids = bind(name), torch.tensor([[50, 60, 70]])
-    with pytest.raises(VocabularyError, match="300 logits"):
-        bound.session(ids)(ids, torch.zeros(1, 300))
-    bad = torch.zeros(1, 400)
-    bad[0, 3] = math.nan
-    with pytest.raises(NumericalError, match="NaN"):
-        bound.session(ids)(ids, bad)
-    nothing = bound.session(ids)(ids, torch.full((1, 400), -math.inf))
-    assert not bool(torch.isfinite(nothing).any())  # unchanged, for the host to report
 
 
 def test_context_is_forgotten_after_the_history(bind) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, ToyModel, bind
 
-from dewmark.errors import NumericalError, VocabularyError
 from dewmark_lab.schemes.green.green_list import GreenBound
 
 HASHINGS = ("left", "self", "min", "skip", "additive")
@@ -49,47 +48,10 @@ def test_detection_counts_the_tokens_whose_logits_are_raised(name: str, settings
     assert not found[:, [*SPECIAL, *range(KNOWN, VOCAB)]].any()
 
 
-@pytest.mark.parametrize(("name", "settings"), MARKERS)
-def test_padding_does_not_change_the_marks(name: str, settings: dict[str, object]) -> None:
-    bound = green_bound(name, **settings)
-    alone = [torch.tensor([row]) for row in ([9, 8, 7, 6, 5, 4], [9, 8], [5])]
-    batch = torch.zeros(3, 6, dtype=torch.long)
-    for i, row in enumerate(alone):
-        batch[i, 6 - row.shape[1] :] = row[0]
-    mask = (batch != 0).long()
-    expected = torch.cat([raised(bound, row) for row in alone])
-    assert torch.equal(raised(bound, batch, mask), expected)
-    assert torch.equal(raised(bound, batch), expected)
-    assert torch.equal(raised(bound, torch.where(mask.bool(), batch, 77), mask), expected)
-
-
-def test_padding_is_remembered_while_the_text_grows() -> None:
-    bound = green_bound("kgw", prefix=4)
-    prompt, mask = torch.tensor([[77, 77, 5], [5, 6, 7]]), torch.tensor([[0, 0, 1], [1, 1, 1]])
-    session = bound.session(prompt, mask)
-    logits = torch.zeros(2, VOCAB)
-    ids, short = prompt, torch.tensor([[5]])
-    alone = bound.session(short)
-    for token in (11, 12, 13, 14, 15):
-        assert torch.equal(session(ids, logits)[0], alone(short, logits[:1])[0])
-        ids = torch.cat((ids, torch.full((2, 1), token)), dim=1)
-        short = torch.cat((short, torch.tensor([[token]])), dim=1)
-
-
 def test_special_tokens_count_as_absent_context() -> None:
     bound = green_bound("kgw", prefix=2)
     with_bos, without = torch.tensor([[1, 9]]), torch.tensor([[9]])
     assert torch.equal(raised(bound, with_bos), raised(bound, without))
-
-
-def test_other_vocabularies_and_nan_are_rejected() -> None:
-    session = green_bound("kgw").session(torch.tensor([[5, 6, 7]]))
-    with pytest.raises(VocabularyError, match="321 logits"):
-        session(torch.tensor([[5, 6, 7]]), torch.zeros(1, VOCAB + 1))
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 9] = float("nan")
-    with pytest.raises(NumericalError, match="NaN"):
-        session(torch.tensor([[5, 6, 7]]), logits)
 
 
 def test_low_precision_stays_low_precision() -> None:

@@ -12,43 +12,21 @@ from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts import info_from_model
-from dewmark.hosts.fake import FakeHost, tiny_model
-from dewmark.types import Verdict
-from dewmark.workspace import Tokenized, Workspace
+from dewmark.hosts.fake import tiny_model
+from dewmark.workspace import Tokenized
 from dewmark_lab.schemes.green.kgw import KGW, BoundKGW
 
 HASHINGS = ("left", "self", "min", "skip", "additive")
-KEYS = 200
 THEIR_VOCAB, RATIO = 512, 0.25  # in the comparison with transformers
 # texts under H0: ordinary, repetitive, and a loop
-TEXTS = {"plain": numbers(160), "repetitive": numbers(200, top=12), "loop": " ".join(["5 6 7 8 9"] * 20)}
 
 
 def kgw(index: int = 0, **settings: object) -> BoundKGW:
     bound = bind("kgw", index, **settings)
     assert isinstance(bound, BoundKGW)
     return bound
-
-
-@pytest.mark.parametrize(("hashing", "gamma"), [*((hashing, 0.5) for hashing in HASHINGS), ("left", 0.25)])
-def test_p_values_are_valid_over_keys(hashing: str, gamma: float) -> None:
-    """P(p ≤ a) ≤ a on fixed texts, within 4.5 standard deviations of a binomial over keys."""
-    texts, prompts = HOST.tokenizer.encode([*TEXTS.values()]), HOST.tokenizer.encode([""] * len(TEXTS))
-    found = []
-    for i in range(KEYS):
-        bound = kgw(i, hashing=hashing, gamma=gamma)
-        found.append([bound.statistic(e, test="binomial") for e in bound.evidence(texts, prompts)])
-    for text, row in zip(TEXTS, zip(*found, strict=True), strict=True):
-        p = np.array([statistic.p_value for statistic in row])
-        for a in (0.01, 0.05, 0.2, 0.5):
-            assert (p <= a).mean() <= a + 4.5 * math.sqrt(a * (1.0 - a) / KEYS), (text, a)
-    # z is standardized: over keys its mean has standard deviation 1/√K, its variance about √(2/K)
-    z = np.array([row[0].z for row in found])
-    assert abs(z.mean()) < 4.5 / math.sqrt(KEYS)
-    assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / KEYS)
 
 
 def test_binomial_test_is_exact() -> None:
@@ -125,23 +103,6 @@ def test_self_hashing_includes_the_candidate() -> None:
         assert len(set(found[alone[:, token], token])) <= 1
     fixed = found.mean(axis=0)
     assert ((fixed > 0.0) & (fixed < 1.0)).mean() > 0.9  # otherwise the context decides
-
-
-@pytest.mark.parametrize("hashing", HASHINGS)
-def test_text_of_the_tiny_host_is_detected(hashing: str, tmp_path: object) -> None:
-    host = FakeHost()
-    bound = KGW(hashing=hashing).bind(key(1), host.info, Workspace(cache=tmp_path))
-    prompts = ["the old bridge", "people of the city by the sea and", "rain"]
-    marked = host.generate(
-        prompts, scheme=bound, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
-    )
-    plain = host.generate(
-        prompts, scheme=None, seeds=[1, 2, 3], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
-    )
-    for text, prompt in zip(marked, prompts, strict=True):
-        assert bound.detect(text.text).p_value < 1e-4
-        assert bound.detect(text.text, prompt=prompt).tokens_scored >= bound.detect(text.text).tokens_scored
-    assert all(d.verdict is Verdict.NOT_MARKED for d in bound.detect_batch([t.text for t in plain], fpr=1e-3))
 
 
 def test_widths_follow_the_hashing_unless_given() -> None:

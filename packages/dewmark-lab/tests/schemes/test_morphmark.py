@@ -6,12 +6,9 @@ import math
 
 import pytest
 import torch
-from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, bind, key
+from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, bind
 
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
-from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.morphmark import BoundMorphMark, MorphMark
 
 OTHER = [*SPECIAL, *range(KNOWN, VOCAB)]
@@ -68,29 +65,6 @@ def test_row_without_green_or_red_tokens_survives() -> None:
         for p0 in (0.0, 0.15):
             before, after, _ = morph(logits, p0=p0)
             assert torch.allclose(after, before, atol=1e-4)
-
-
-def test_row_is_morphed_alike_alone_and_in_a_batch() -> None:
-    """The green mass is computed per row (another implementation sums it over the batch)."""
-    logits, ids = some_logits(4), torch.tensor([[5], [6], [7], [8]])
-    bound = bind("morphmark")
-    together = bound.session(ids)(ids, logits)
-    for i in range(4):
-        alone = bound.session(ids[i : i + 1])(ids[i : i + 1], logits[i : i + 1])
-        assert torch.allclose(together[i], alone[0], atol=1e-5)
-
-
-def test_mark_in_the_final_distribution_is_detected(tmp_path: object) -> None:
-    assert MorphMark().needs.final_distribution
-    host = FakeHost()
-    bound = MorphMark().bind(key(1), host.info, Workspace(cache=tmp_path))
-    marked = host.generate(
-        ["rain over", "the old town"],
-        scheme=bound,
-        seeds=[1, 2],
-        decoding=Decoding(max_new_tokens=80, min_new_tokens=80, temperature=0.9, top_k=100),
-    )
-    assert all(found.p_value < 1e-4 for found in bound.detect_batch([text.text for text in marked]))
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, numbers
 
-from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
-from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green import ewd
 from dewmark_lab.schemes.green.ewd import EWD, BoundEWD
 from dewmark_lab.schemes.green.sweet import SWEET
 from dewmark_lab.schemes.host_reading import entropy
-
-KEYS = 300
 
 
 def test_entropy_is_that_of_the_softmax() -> None:
@@ -46,21 +39,6 @@ def test_sweet_marks_only_uncertain_rows() -> None:
     shift = bind("sweet").session(ids)(ids, logits) - logits
     assert set(shift[0].unique().tolist()) == {0.0, 2.0}
     assert not shift[1].any()
-
-
-@pytest.mark.parametrize("name", ["sweet", "ewd"])
-def test_p_values_are_valid_over_keys(name: str) -> None:
-    """P(p ≤ a) ≤ a within 4.5 standard deviations, on a repetitive text; the host runs once."""
-    model, text = ToyModel(), numbers(120, top=60)
-    workspace = Workspace(cache=Path(), open_host=lambda _: model)
-    scheme = {"sweet": SWEET(), "ewd": EWD()}[name]
-    found = scheme.detect_keys([key(i) for i in range(KEYS)], [text], HOST, workspace)[0]
-    assert len(model.calls) == 1
-    p, z = (np.array([getattr(d, number) for d in found]) for number in ("p_value", "z"))
-    for a in (0.01, 0.05, 0.2, 0.5):
-        assert (p <= a).mean() <= a + 4.5 * math.sqrt(a * (1.0 - a) / KEYS)
-    assert abs(z.mean()) < 4.5 / math.sqrt(KEYS)
-    assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2.0 / KEYS)
 
 
 def test_ewd_weights_by_spike_entropy() -> None:
@@ -98,18 +76,6 @@ def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.Monke
     assert exact.p_value == pytest.approx(normal.p_value, rel=0.05)
     monkeypatch.setattr(ewd, "EXACT_LIMIT", 10)
     assert bound.detect(text).p_value == normal.p_value
-
-
-@pytest.mark.parametrize("scheme", [SWEET(), EWD()])
-def test_text_of_the_tiny_host_is_detected(scheme: SWEET | EWD, tmp_path: Path) -> None:
-    host = FakeHost()
-    bound = scheme.bind(key(1), host.info, Workspace(cache=tmp_path, open_host=lambda _: host))
-    prompts = ["the old bridge", "people of the city by the sea and"]
-    marked = host.generate(
-        prompts, scheme=bound, seeds=[1, 2], decoding=Decoding(max_new_tokens=80, min_new_tokens=80)
-    )
-    for found in bound.detect_batch([text.text for text in marked], prompts=prompts):
-        assert found.p_value < 1e-4
 
 
 @pytest.mark.parametrize("name", ["sweet", "ewd"])

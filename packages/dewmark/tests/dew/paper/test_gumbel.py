@@ -73,30 +73,6 @@ def test_without_a_key_s_share_the_text_is_the_unmarked_one(host, bag_encoder, t
     assert [g.token_ids for g in marked] == [g.token_ids for g in plain]
 
 
-def test_it_marks_and_only_its_key_finds_it(host, bag_encoder, tmp_path) -> None:
-    bound, other = bind(host, tmp_path, alpha=0.5), bind(host, tmp_path, 1, alpha=0.5)
-    length = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=4)
-    marked = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), decoding=length)
-    z = [d.z for d in bound.detect_batch([g.text for g in marked])]
-    wrong = [d.z for d in other.detect_batch([g.text for g in marked])]
-    assert min(z) > 4.0
-    assert max(wrong) < 4.0
-    again = host.generate([PROMPT] * 6, scheme=bound, seeds=range(6), decoding=length)
-    assert [g.token_ids for g in again] == [g.token_ids for g in marked]
-
-
-def test_rows_do_not_depend_on_their_batch(host, bag_encoder, tmp_path) -> None:
-    bound = bind(host, tmp_path, alpha=0.5)
-    prompts, seeds = [PROMPT, "the sea", "a new day and the night"], [5, 6, 7]
-    together = host.generate(
-        prompts, scheme=bound, seeds=seeds, decoding=Decoding(max_new_tokens=30), batch_size=3
-    )
-    alone = host.generate(
-        prompts, scheme=bound, seeds=seeds, decoding=Decoding(max_new_tokens=30), batch_size=1
-    )
-    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
-
-
 def test_extreme_alignments_keep_their_order(host, bag_encoder, tmp_path, monkeypatch) -> None:
     """u = ±8 and α = 1: the race number −log Φ(u) must neither vanish nor overflow."""
     bound = bind(host, tmp_path, alpha=1.0)

@@ -14,7 +14,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
-from dewmark.errors import ConfigError, InputError, NumericalError, UnknownNameError, VocabularyError
+from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
@@ -33,26 +33,6 @@ def bound(host, bag_encoder, tmp_path):
     return DewPaper(**COMPOSED).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
 
 
-@pytest.mark.parametrize("encoding", ["composed", "window"])
-def test_padding_and_batching_change_nothing(host, bag_encoder, tmp_path, encoding) -> None:
-    bound = DewPaper(**{**COMPOSED, "context_encoding": encoding}).bind(
-        Key(bytes(32)), host.info, Workspace(cache=tmp_path)
-    )
-    pad = host.info.tokenizer.pad_id
-    rows = [list(t.ids) for t in host.info.tokenizer.encode([PROMPT, " the", " water and light of the day"])]
-    width = max(len(row) for row in rows)
-    padded = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    logits = torch.randn(3, host.info.vocab_size, generator=torch.Generator().manual_seed(1))
-    together = bound.session(padded)(padded, logits)
-    assert torch.equal(together, bound.session(padded, mask)(padded, logits))
-    for i, row in enumerate(rows):
-        ids = torch.tensor([row])
-        torch.testing.assert_close(
-            bound.session(ids)(ids, logits[i : i + 1])[0], together[i], atol=1e-5, rtol=0
-        )
-
-
 def test_padding_that_is_a_word_is_masked_out(host, bag_encoder, tmp_path) -> None:
     ids = torch.tensor([[50, 60, 70]])
     padded = torch.tensor([[40, 40, 50, 60, 70]])  # 40 is an ordinary token here
@@ -62,35 +42,6 @@ def test_padding_that_is_a_word_is_masked_out(host, bag_encoder, tmp_path) -> No
     expected = wide.session(ids)(ids, logits)
     torch.testing.assert_close(wide.session(padded, mask)(padded, logits), expected)
     assert not torch.equal(wide.session(padded)(padded, logits), expected)
-
-
-def test_sessions_share_nothing(bound) -> None:
-    """The second text is independent of the first."""
-    ids = torch.tensor([[50, 60, 70]])
-    other = torch.tensor([[90, 91, 92, 93]])
-    logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(2))
-    first = bound.session(ids)(ids, logits)
-    bound.session(other)(other, logits)
-    assert torch.equal(bound.session(ids)(ids, logits), first)
-    assert torch.equal(bound.processor(ids)(ids, logits), first)
-
-
-def test_bad_logits_are_refused(bound) -> None:
-    ids = torch.tensor([[50, 60, 70]])
-    with pytest.raises(VocabularyError, match="300 logits"):
-        bound.session(ids)(ids, torch.zeros(1, 300))
-    bad = torch.zeros(1, 400)
-    bad[0, 3] = math.nan
-    with pytest.raises(NumericalError, match="NaN"):
-        bound.session(ids)(ids, bad)
-
-
-def test_forbidden_tokens_stay_forbidden(bound) -> None:
-    ids = torch.tensor([[50, 60, 70]])
-    logits = torch.full((1, 400), -math.inf)
-    logits[0, [100, 101]] = 0.0
-    marked = bound.session(ids)(ids, logits)
-    assert torch.isfinite(marked).nonzero()[:, 1].tolist() == [100, 101]
 
 
 def generate(host, scheme, count: int):
@@ -158,15 +109,6 @@ def test_detection_without_the_prompt_scores_all_but_k(host, bound) -> None:
     assert "".join(token.text for token in without.tokens) == text
 
 
-def test_batch_equals_single(host, bound) -> None:
-    texts = [g.text for g in generate(host, bound, 5)] + [" the old bridge over the river and the water"]
-    batch = bound.detect_batch(texts)
-    for text, detection in zip(texts, batch, strict=True):
-        single = bound.detect(text)
-        assert single.z == pytest.approx(detection.z, abs=1e-4)
-        assert single.effective_length == pytest.approx(detection.effective_length, rel=1e-4)
-
-
 def test_short_texts_say_so(bound) -> None:
     assert bound.detect(" the old bridge over the river").verdict is Verdict.TOO_SHORT
     nothing = bound.detect(" the")
@@ -183,15 +125,6 @@ def test_short_texts_say_so(bound) -> None:
 def test_what_is_no_text_is_refused(bound, text, message) -> None:
     with pytest.raises(InputError, match=message):
         bound.detect(text)
-
-
-def test_bad_calls(bound) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'gaussian'"):
-        bound.detect("some text", test="gausian")
-    with pytest.raises(ConfigError, match="fpr"):
-        bound.detect("some text", fpr=1.5)
-    with pytest.raises(InputError, match="2 texts but 1 prompts"):
-        bound.detect_batch(["a b", "c d"], prompts=["x"])
 
 
 @pytest.mark.parametrize(
