@@ -44,8 +44,7 @@ from dewmark.cuda.graphs import captured
 from dewmark.registry import SCHEMES
 from dewmark.sampling import RandomStreams
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.bench.configurations import CONFIGURATIONS
-from dewmark_lab.bench.measures import prompts, random_texts
+from dewmark_lab.bench.measures import CONFIGURATIONS, prompts, random_texts
 from dewmark_lab.bench.random_models import SHAPES, random_host
 from dewmark_lab.bench.timing import median_interval, seconds
 from dewmark_lab.bench.writers import (

@@ -81,7 +81,7 @@ def test_example_needs_the_scope_detect(client):
 
 def test_unmarked_text_gets_the_measured_power(open_service):
     from dewmark.stats.power import Strength
-    from dewmark_desk.measured_power import MeasuredPower
+    from dewmark_desk.tenants import MeasuredPower
 
     client = open_service(tenants=("acme", "beta"))
     strength = Strength(0.15, 0.0, 40)
@@ -117,7 +117,7 @@ def test_power_is_read_from_the_detectors_folder(tmp_path):
     from tests.desk.live import bound
 
     from dewmark.errors import ArtifactError
-    from dewmark_desk.measured_power import read_power
+    from dewmark_desk.tenants import read_power
 
     detector = bound("acme")
     assert read_power(detector) is None  # the package measured other settings

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dewmark_desk.text_sketch import BANDS, PLACES, Sketcher, shingles
+from dewmark_desk.query_log import BANDS, PLACES, Sketcher, shingles
 
 KEY = bytes(range(32))
 WORDS = [f"w{i}" for i in range(3000)]

@@ -13,7 +13,6 @@ from scipy.special import ndtr
 from dewmark.errors import ConfigError
 from dewmark_lab.attacks.stealing import sample_size
 from dewmark_lab.attacks.stealing.clustering import expectation_maximisation, linked, spectral, told
-from dewmark_lab.attacks.stealing.observed import Observed
 from dewmark_lab.attacks.stealing.oracle import (
     expected_queries,
     forge_by_p_values,
@@ -21,7 +20,13 @@ from dewmark_lab.attacks.stealing.oracle import (
     replaced,
     scrub_by_p_values,
 )
-from dewmark_lab.attacks.stealing.regression import fitted_tilt, head_mask, posterior_mean, spend_on_tail
+from dewmark_lab.attacks.stealing.regression import (
+    Observed,
+    fitted_tilt,
+    head_mask,
+    posterior_mean,
+    spend_on_tail,
+)
 from dewmark_lab.attacks.stealing.signs import align, sign_rows
 
 LENGTH, BETA = 100, 1.0

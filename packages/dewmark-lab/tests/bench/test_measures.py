@@ -9,12 +9,14 @@ import pytest
 
 from dewmark.errors import UnknownNameError
 from dewmark.registry import SCHEMES
-from dewmark_lab.bench.configurations import CONFIGURATIONS, bind, configuration
 from dewmark_lab.bench.markllm import PEERS
 from dewmark_lab.bench.measures import (
+    CONFIGURATIONS,
     NONE,
     bench_detection,
     bench_generation,
+    bind,
+    configuration,
     decoding_tasks,
     prompts,
     random_texts,

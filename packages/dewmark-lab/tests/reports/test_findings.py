@@ -10,7 +10,7 @@ from tests.evaluation.synthetic import scored
 
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import CLEAN, Evaluation
-from dewmark_lab.reports.findings import findings
+from dewmark_lab.reports.experiment_report import findings
 from dewmark_lab.reports.paper import paper_table
 from dewmark_lab.reports.run_results import RunResults, read_run
 

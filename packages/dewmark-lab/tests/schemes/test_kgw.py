@@ -1,4 +1,4 @@
-"""KGW: valid p-values for every hashing, what each hashing depends on, and parity with transformers."""
+"""KGW: its test, what each hashing depends on, and parity with transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from dewmark_lab.schemes.green.kgw import KGW, BoundKGW
 
 HASHINGS = ("left", "self", "min", "skip", "additive")
 THEIR_VOCAB, RATIO = 512, 0.25  # in the comparison with transformers
-# texts under H0: ordinary, repetitive, and a loop
 
 
 def kgw(index: int = 0, **settings: object) -> BoundKGW:

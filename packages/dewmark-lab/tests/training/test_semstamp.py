@@ -19,8 +19,7 @@ from dewmark.workspace import Workspace
 from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
 from dewmark_lab.training import TRAINERS, semstamp
 from dewmark_lab.training.job import TrainingJob, train_artifact
-from dewmark_lab.training.ksemstamp import cosine_k_means
-from dewmark_lab.training.semstamp import file_pairs, synthetic_pairs
+from dewmark_lab.training.semstamp import cosine_k_means, file_pairs, synthetic_pairs
 
 WORDS = [
     "river",

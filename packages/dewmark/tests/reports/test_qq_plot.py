@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError
-from dewmark.reports.qq_plot import qq_plot
+from dewmark.reports.audit_page import qq_plot
 
 UNIFORM = np.random.default_rng(0).uniform(size=300)
 SVG = "{http://www.w3.org/2000/svg}"

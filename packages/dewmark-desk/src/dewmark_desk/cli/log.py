@@ -12,7 +12,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import emit, say, write
 from dewmark.errors import ConfigError
-from dewmark_desk.cli.store_option import StoreUrl, open_store
+from dewmark_desk.cli.store import StoreUrl, open_store
 
 if TYPE_CHECKING:
     from dewmark_desk.query_log import Logged, QueryLog

@@ -9,7 +9,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import emit, write
-from dewmark_desk.cli.store_option import StoreUrl, open_store
+from dewmark_desk.cli.store import StoreUrl, open_store
 
 if TYPE_CHECKING:
     from dewmark_desk.api_tokens import Caller, Tokens

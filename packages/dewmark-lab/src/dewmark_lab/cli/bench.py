@@ -160,7 +160,7 @@ def detect(
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
-    from dewmark_lab.bench.configurations import CONFIGURATIONS, configuration
+    from dewmark_lab.bench.measures import CONFIGURATIONS, configuration
 
     names = [name for part in schemes or STANDARD for name in _split(part)]
     if names == ["all"]:

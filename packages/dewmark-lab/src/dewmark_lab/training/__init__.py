@@ -8,7 +8,7 @@ TRAINERS = Registry(
     "trainable scheme",
     {
         "atw": "dewmark_lab.training.atw:train",
-        "ksemstamp": "dewmark_lab.training.ksemstamp:train",
+        "ksemstamp": "dewmark_lab.training.semstamp:train_clusters",
         "semstamp": "dewmark_lab.training.semstamp:train",
         "sir": "dewmark_lab.training.sir:train",
         "ts": "dewmark_lab.training.ts:train",

@@ -154,8 +154,7 @@ def _share(cell: Cell) -> Text:
 
 def _save(out: Path, found: Audit, audited: Sequence[AuditedText], summary: dict[str, Any]) -> None:
     """Save the audit as data, plot and page."""
-    from dewmark.reports.audit_page import render_audit
-    from dewmark.reports.qq_plot import qq_plot
+    from dewmark.reports.audit_page import qq_plot, render_audit
 
     by_language: dict[str, list[float]] = {}
     for row in audited:

@@ -25,7 +25,7 @@ import numpy as np
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import ConfigError
 from dewmark_lab.attacks.stealing import sample_size
-from dewmark_lab.attacks.stealing.observed import Observed
+from dewmark_lab.attacks.stealing.regression import Observed
 from dewmark_lab.attacks.stealing.signs import align
 
 _ROUNDS = 30

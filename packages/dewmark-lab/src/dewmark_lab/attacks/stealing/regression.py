@@ -13,12 +13,14 @@ W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
 With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is known in
-advance (`sample_size`). The attacker reads β off the texts: ‖A‖² exceeds
-its noise by β² Σ (σ_a τ_b)².
+advance (`sample_size`). The attacker reads β off the texts: ‖A‖² exceeds its noise by β² Σ (σ_a τ_b)².
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
 the noise; base text does so only on average.
+
+An attacker who must first find out which texts belong together (`clustering`, `signs`) keeps one matrix of
+each (`Observed`); one who knows that all share a key needs only their sum.
 
 Boundary: from texts to Ŵ; `forging` writes with it.
 """
@@ -314,3 +316,38 @@ def _text_residuals(host: IncrementalModel, reader: TokenReader, texts: Sequence
         _, first = np.unique(pairs.positions[scored], return_index=True)  # the first occurrence of each pair
         T = reading.token_rows[pairs.tokens] - expected[scored[first]]
         yield Moments.of(T, reading.context_rows[pairs.windows])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """N texts: ``matrices`` (N, a, b), Σ t cᵀ less its expectation, in the public eigenbases.
+
+    ``counts`` (N,) are their pairs, ``variances`` (a, b) those of one pair.
+    """
+
+    matrices: F32
+    counts: F64
+    variances: F64
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+    @property
+    def flat(self) -> F32:
+        """The matrices as rows (N, a·b)."""
+        return self.matrices.reshape(len(self), -1)
+
+    def estimate(self, weights: F64) -> F64:
+        """The posterior mean of one W (a, b) from texts with weights (N,)."""
+        total = np.tensordot(weights, self.matrices, axes=1)
+        count = float(weights @ self.counts)
+        tilt = fitted_tilt(total, max(count, 1.0), self.variances)
+        return posterior_mean(total, count, self.variances, tilt=tilt)
+
+
+def observe(reader: Reader, texts: Sequence[str], base: Baseline) -> Observed:
+    """Read texts in the coordinates of ``base`` (`Baseline.leading` keeps the memory small)."""
+    moments = [Moments.of(T, C) for T, C in pairs_per_text(reader, texts)]
+    matrices = [base.residual(each).astype(np.float32) for each in moments]
+    counts = np.array([each.count for each in moments], dtype=np.float64)
+    return Observed(np.stack(matrices), counts, base.variances)

@@ -23,7 +23,7 @@ import numpy as np
 
 from dewmark.arrays import F32, I64
 from dewmark.errors import ConfigError
-from dewmark_lab.attacks.stealing.observed import Observed
+from dewmark_lab.attacks.stealing.regression import Observed
 
 _GROWTH = 1.3
 

@@ -48,7 +48,6 @@ from dewmark_lab.attacks.stealing.forging import (
     generate_texts,
 )
 from dewmark_lab.attacks.stealing.judging import LEVEL, ForgeryJudge, median_perplexity
-from dewmark_lab.attacks.stealing.observed import observe
 from dewmark_lab.attacks.stealing.oracle import (
     forge_by_p_values,
     forge_by_verdicts,
@@ -64,6 +63,7 @@ from dewmark_lab.attacks.stealing.regression import (
     estimate,
     head_mask,
     moments_of,
+    observe,
     pairs_of,
     residual_moments,
     spend_on_tail,

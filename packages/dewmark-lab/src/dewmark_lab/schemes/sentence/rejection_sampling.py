@@ -3,8 +3,17 @@
 Marking draws drafts of the next sentence until one falls into an accepted bin and clears the bin's border by
 a margin, so that a paraphrase stays in it. Detection reads a text's complete sentences, each with the one
 before it (for the first one the prompt's last sentence, if the prompt is known), and tests how many
-transitions the key accepts, exactly over random partitions (`acceptance`). A scheme of this kind only
-defines its bins.
+transitions the key accepts, exactly over random partitions. A scheme of this kind only defines its bins.
+
+After a sentence in bin a, the key accepts M of K bins for the next sentence: a uniform subset for each a,
+independent between them. A text whose sentences go n_ab times from bin a to bin b scores
+
+    S = Σ_ab n_ab [b accepted after a],    E S = γ N,    γ = M/K,    N = Σ_ab n_ab
+
+The likelihood ratio depends on S alone, if each sentence of marked text is accepted with some probability
+above γ. The text is fixed, so S is a sum over a of independent sums over M bins drawn without replacement:
+the number of subsets of each size and sum is counted bin by bin, and the distributions of all a are
+convolved. Repeating a transition is therefore no new evidence.
 
 Boundary: text and vectors; hosts write the drafts.
 """
@@ -28,11 +37,10 @@ from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic
+from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
-from dewmark_lab.schemes.sentence.acceptance import Partition, exact_test, least_p_value, paper_test
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
 from dewmark_lab.schemes.token_schemes import stored_secret
@@ -42,6 +50,66 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.sampling import Session
+
+Partition = NDArray[np.bool_]
+"""(K, K), True where the second bin is accepted after the first."""
+
+
+def acceptance_pmf(counts: I64, accepted: int) -> F64:
+    """The probabilities of S = 0, 1, …, max S, for transitions (K, K) and ``accepted`` = M of K bins."""
+    pmf = np.ones(1)
+    for row in counts[counts.any(axis=1)]:
+        pmf = np.convolve(pmf, _one_bin(row, accepted))
+    return pmf
+
+
+def _one_bin(row: I64, accepted: int) -> F64:
+    """The distribution of the sum of M of the K numbers of ``row``, drawn without replacement."""
+    ways = np.zeros((accepted + 1, int(np.sort(row)[-accepted:].sum()) + 1))
+    ways[0, 0] = 1.0
+    width = ways.shape[1]
+    for n in row.tolist():
+        for size in range(accepted, 0, -1):  # downwards: each number is drawn at most once
+            ways[size, n:] += ways[size - 1, : max(width - n, 0)]
+    pmf: F64 = ways[accepted] / math.comb(len(row), accepted)
+    return pmf
+
+
+def score_of(counts: I64, partition: Partition) -> int:
+    """S for transitions (K, K) and a partition (K, K)."""
+    return int(counts[partition].sum())
+
+
+def exact_test(counts: I64, partition: Partition) -> Statistic:
+    """P(at least S) over keys. z is S standardized, and L_eff = N² γ(1 − γ) / Var S."""
+    total = int(counts.sum())
+    if total == 0:
+        return NOTHING
+    accepted, score = int(partition[0].sum()), score_of(counts, partition)
+    share = accepted / len(counts)
+    pmf = acceptance_pmf(counts, accepted)
+    values = np.arange(len(pmf))
+    variance = float(pmf @ (values - share * total) ** 2)
+    # S is the same under every key if all bins are visited equally often after each
+    z = (score - share * total) / math.sqrt(variance) if variance > 1e-9 else 0.0
+    effective = total**2 * share * (1.0 - share) / max(variance, 1e-9)
+    return Statistic(z, min(float(pmf[score:].sum()), 1.0), min(effective, float(np.count_nonzero(counts))))
+
+
+def least_p_value(counts: I64, accepted: int) -> float:
+    """The p-value of this text under the key that fits it best, which depends on the text alone."""
+    return float(acceptance_pmf(counts, accepted)[-1])
+
+
+def paper_test(counts: I64, partition: Partition) -> Statistic:
+    """The published test, which takes sentences as independent: z = (S − γN) / √(N γ(1 − γ))."""
+    total = int(counts.sum())
+    if total == 0:
+        return NOTHING
+    share = float(partition[0].mean())
+    z = (score_of(counts, partition) - share * total) / math.sqrt(total * share * (1.0 - share))
+    return Statistic(z, one_sided_p(z), float(total))
+
 
 _NOT_ACCEPTED = -1.0  # worse than an accepted bin too near its border
 UNUSABLE = -float("inf")
