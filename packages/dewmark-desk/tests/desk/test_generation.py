@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from dewmark.decoding import Decoding
-from dewmark_desk.generation import GenerationRequest, TextStream, _settled, transcript
+from dewmark_desk.generation import GenerationRequest, TextStream, transcript
 
 
 class TestTextStream:
-    @pytest.mark.parametrize(
-        ("text", "stops", "settled"),
-        [
-            ("abc", (), 3),
-            ("abc\ufffd\ufffd", (), 3),
-            ("abcST", ("STOP",), 3),
-            ("abcSTOX", ("STOP",), 7),
-            ("a\n", ("\n\n", "\nUser"), 1),
-        ],
-    )
-    def test_unsettled_text_is_held_back(self, text, stops, settled):
-        assert _settled(text, stops) == settled
-
     def test_split_character_is_sent_whole(self):
         data = "a né 👩 z".encode()
 

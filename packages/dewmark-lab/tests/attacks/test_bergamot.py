@@ -13,7 +13,6 @@ from tests.attacks.tiny_bergamot import LETTERS, VOCABULARY, tiny_bergamot, tran
 from dewmark.errors import ModelError
 from dewmark_lab.attacks.translation import bergamot
 from dewmark_lab.attacks.translation.bergamot import END, LONGEST, Network, TextTranslator, read_marian
-from dewmark_lab.attacks.translation.split_text import _halves
 
 CPU = torch.device("cpu")
 
@@ -138,11 +137,6 @@ class TestTexts:
         assert max(len(translator._tokenizer.encode(part).ids) for part in seen) <= LONGEST
         assert all(part.endswith(",") for part in seen if " " in part)
         assert len(seen) < 20  # split near the middle, not piece by piece
-
-    def test_halves(self):
-        assert _halves("aaa bbb, ccc ddd eee") == (8, 9)
-        assert _halves("aaa bbb ccc ddd") == (7, 8)
-        assert _halves("aaaabbbb") == (4, 4)
 
     def test_unreadable_texts_are_survived(self, translator: TextTranslator):
         for text in ("\ud800 the old house", "古い家", "\0", "e\u0301\u2028x"):

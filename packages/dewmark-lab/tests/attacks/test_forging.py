@@ -13,8 +13,6 @@ from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
     Rewriter,
-    fixed_length,
-    generate_texts,
 )
 
 
@@ -72,14 +70,3 @@ def test_invalid_uses_are_rejected(host):
         Rewriter(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(VocabularyError, match="512 tokens"):
         CountsForger(boosts, FakeHost(300).info, strength=1.0)
-
-
-def test_stopped_run_resumes_with_the_same_texts(host, tmp_path):
-    arguments = {"seeds": range(8), "decoding": fixed_length(12), "batch_size": 3, "resume_dir": tmp_path}
-    whole = generate_texts(host, None, ["the sea", "the hill"] * 4, **arguments)
-    (file,) = tmp_path.iterdir()
-    data = file.read_bytes()
-    for cut in (0, 10, len(data) // 2, len(data) - 1):
-        file.write_bytes(data[:cut])
-        assert generate_texts(host, None, ["the sea", "the hill"] * 4, **arguments) == whole
-        assert file.read_bytes() == data

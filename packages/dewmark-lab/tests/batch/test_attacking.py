@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dewmark.attack import load_attack, text_seed
-from dewmark.errors import ConfigError, DewmarkError, StorageError
+from dewmark.errors import StorageError
 from dewmark_lab.attacks.batch import attack_file, attacked_row, row_seeds
 
 TEXTS = [f" old text number {i} with some words \u2028 é" for i in range(7)]
@@ -66,36 +66,6 @@ def test_the_size_of_batches_does_not_matter(out: Path, tmp_path: Path):
     attack_file(ROWS, out, DELETE, batch_size=2)
     attack_file(ROWS, tmp_path / "b.jsonl", DELETE, batch_size=64)
     assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("attack", "rows", "seed", "said"),
-    [
-        (load_attack("delete", r=0.5), ROWS, 0, "line 1 belongs to another run (attack"),
-        (DELETE, ROWS, 1, "(attack "),
-        (DELETE, [{**row, "text": "other"} for row in ROWS], 0, "(original_text "),
-        (DELETE, [{**row, "prompt": "other"} for row in ROWS], 0, "(prompt is"),
-        (DELETE, [{k: row[k] for k in ("id", "text", "prompt")} for row in ROWS], 0, "field seed differs"),
-        (DELETE, ROWS[:3], 0, "line 4 belongs to another run (this one has 3 rows)"),
-    ],
-)
-def test_a_file_of_another_run_is_rejected_untouched(out: Path, attack, rows, seed, said):
-    attack_file(ROWS, out, DELETE)
-    before = out.read_bytes()
-    with pytest.raises(ConfigError) as told:
-        attack_file(rows, out, attack, seed=seed)
-    assert said in str(told.value)
-    assert "another output file" in str(told.value)
-    assert out.read_bytes() == before
-
-
-@pytest.mark.parametrize("foreign", [b"no json\n", b"[]\n", b"{}\n", b'{"id": "other', b"half a line"])
-def test_a_foreign_file_is_rejected_untouched(out: Path, foreign: bytes):
-    out.parent.mkdir()
-    out.write_bytes(foreign)
-    with pytest.raises(DewmarkError, match="line 1"):
-        attack_file(ROWS, out, DELETE)
-    assert out.read_bytes() == foreign
 
 
 def test_a_folder_cannot_be_the_output(tmp_path: Path):

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,33 +100,6 @@ def test_the_cost_is_printed_before_it_is_incurred(run, tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("text", encoding="utf-8")
     assert run("attack", "none", path).err.startswith("none: 1 requests, 0.01 USD\n")
-
-
-_SLOW = """
-import sys, time
-from dewmark_lab.attacks.lexical import Delete
-from dewmark.cli.app import main
-rewrite = Delete.rewrite
-Delete.rewrite = lambda self, texts, **rest: (time.sleep(0.05), rewrite(self, texts, **rest))[1]
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_killed_command_resumes_to_the_same_bytes(run, texts, tmp_path):
-    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    run("attack", "delete", "--in", texts, "--out", whole, "--batch-size", 2, "-q")
-    command = ["attack", "delete", "--in", str(texts), "--out", str(out), "--batch-size", "2", "-q"]
-    process = subprocess.Popen([sys.executable, "-c", _SLOW, *command])
-    deadline = time.monotonic() + 60
-    while (not out.exists() or out.stat().st_size == 0) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    left = out.read_bytes()
-    assert 0 < len(left) < whole.stat().st_size
-    assert run(*command).code == 0
-    assert out.read_bytes() == whole.read_bytes()
-    assert out.read_bytes().startswith(left[: left.rfind(b"\n") + 1])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ArtifactError, ConfigError, StorageError
-from dewmark_lab.schemes.retrieval import key_pool
 from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
 
 DIM = 12
@@ -162,34 +161,6 @@ def test_pool_of_another_kind_is_rejected(tmp_path: Path) -> None:
         open_pool(tmp_path / "elsewhere", must_exist=True).nearest(outputs(1)[2], 1)
     with pytest.raises(ArtifactError, match="another dimension"):
         Pool(secret=SECRET, dim=DIM).take(bytes(17))
-
-
-def test_index_finds_what_comparing_all_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("faiss")
-    monkeypatch.setattr(key_pool, "INDEX_FROM", 100)
-    folder = tmp_path / "pool"
-    keys, texts, vectors = outputs(330)
-    pool = open_pool(folder)
-    for start in range(0, 330, 30):
-        part = slice(start, start + 30)
-        pool.add(keys[part], texts[part], vectors[part])
-    assert pool._open_graph(330).ntotal == 240  # later entries are compared one by one
-    queries = outputs(20, seed=7)[2]
-    with_index = open_pool(folder).nearest(queries, 4)
-    monkeypatch.setattr(key_pool, "_faiss", lambda: None)
-    exact = open_pool(folder).nearest(queries, 4)
-    # a graph of 240 points searched with width 64 misses almost nothing
-    assert np.mean([a == b for a, b in zip(with_index, exact, strict=True)]) >= 0.9
-    assert [row[0] for row in open_pool(folder).nearest(vectors, 1)] == keys
-
-
-def test_broken_index_is_ignored(tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
-    folder = tmp_path / "pool"
-    keys, texts, vectors = outputs(5)
-    open_pool(folder).add(keys, texts, vectors)
-    (folder / "index.faiss").write_bytes(b"no index")
-    assert [row[0] for row in open_pool(folder).nearest(vectors, 1)] == keys
 
 
 def test_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

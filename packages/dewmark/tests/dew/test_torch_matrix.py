@@ -10,8 +10,7 @@ import torch
 from tests.fakes import COMPOSED, BagEncoder
 
 import dewmark
-from dewmark.dew.reading import distinct_windows, pairs_of
-from dewmark.dew.torch_matrix import _groups
+from dewmark.dew.reading import distinct_windows
 from dewmark.encoders.contexts import ComposedContexts, SummedContexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.encoders.word_vectors import register_texts
@@ -86,17 +85,6 @@ def test_the_default_on_a_device_cuts_and_attributes_as_on_the_cpu() -> None:
         if one.forgery is not None and other.forgery is not None:
             assert one.forgery.z_tail == pytest.approx(other.forgery.z_tail, abs=1e-4)
             assert one.forgery.p_alike == pytest.approx(other.forgery.p_alike, abs=1e-4)
-
-
-def test_padded_batches_take_every_text_once_and_stay_small() -> None:
-    lengths = [3, 4000, 0, 12, 700, 700, 1, 2500, 0, 90] * 5
-    units = np.arange(sum(lengths)) % 97
-    texts = pairs_of(units, np.arange(len(units)), lengths)
-    groups = list(_groups(texts))
-    assert sorted(i for group in groups for i in group) == [i for i, n in enumerate(lengths) if n]
-    for group in groups:
-        widest = max(len(texts[i].tokens) for i in group)
-        assert len(group) == 1 or len(group) * widest <= 1 << 15
 
 
 def test_chunks_hold_a_bounded_number_of_units() -> None:

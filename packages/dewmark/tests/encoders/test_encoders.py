@@ -71,14 +71,6 @@ def test_order_is_kept_for_all_lengths(tiny: Path) -> None:
         np.testing.assert_allclose(rows[i], encoder.encode([texts[i]])[0], atol=1e-5)
 
 
-def test_one_long_text_does_not_pad_the_others() -> None:
-    texts = ["short"] * 600 + ["long " * 2000]
-    batches = list(sentence_transformers._batches(texts))
-    assert sorted(i for batch in batches for i in batch) == list(range(601))
-    assert [600] in batches
-    assert max(map(len, batches)) <= 256
-
-
 def test_loading_is_lazy_and_cached(tiny: Path) -> None:
     encoder = load_encoder(str(tiny), device="cpu")
     assert isinstance(encoder, SentenceTransformerEncoder)

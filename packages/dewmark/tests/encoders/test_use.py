@@ -14,7 +14,7 @@ import dewmark.encoders
 from dewmark.encoders import load_encoder, use, use_torch
 from dewmark.encoders.contexts import ordinary_texts
 from dewmark.encoders.use import USEWordTokenizer, load_numpy_model, load_tokenizer
-from dewmark.encoders.use_torch import TorchUSE, _batches
+from dewmark.encoders.use_torch import TorchUSE
 from dewmark.errors import ConfigError, ModelError
 from dewmark.models.packaged import PACKAGED, fetch
 
@@ -48,15 +48,6 @@ def test_order_is_kept_across_batches(model: TorchUSE, monkeypatch: pytest.Monke
     rows = model.encode(texts)
     monkeypatch.setattr(use_torch, "_BUDGET", 24)
     np.testing.assert_allclose(model.encode(texts), rows, atol=1e-6)
-
-
-def test_batches_hold_every_row_once_within_the_budget() -> None:
-    lengths = np.random.default_rng(0).geometric(0.1, size=500)
-    found = list(_batches(lengths, budget=64))
-    assert sorted(np.concatenate(found).tolist()) == list(range(500))
-    assert all(len(batch) * lengths[batch].max() <= 64 or len(batch) == 1 for batch in found)
-    assert any(lengths[batch].max() > 64 for batch in found)  # longer than the budget, so alone
-    assert list(_batches(np.zeros(0, dtype=np.int64), budget=64)) == []
 
 
 def test_words_are_tokenized_once() -> None:

@@ -6,21 +6,17 @@ as associated data, the unit vector in float32, and a CRC-32 of all that. `Pool`
 `DiskPool` keeps them in a folder of mode 0700, which many processes may read while one writes:
 
 - ``pool.json``: format, encoder, dimension of the vectors, fingerprint of the master key;
-- ``entries.bin``: the records, appended under a lock and flushed to disk, never changed;
-- ``index.faiss``: a FAISS graph over the first entries, if FAISS is installed and they are many.
+- ``entries.bin``: the records, appended under a lock and flushed to disk, never changed.
 
 A killed writer leaves a partial record, or records that fail their CRC, at the end of the file: readers skip
-them and the next writer removes them. Readers take no lock. Entries that are not in the index are compared
-one by one; the answers are the same, except that the graph may miss a neighbour.
+them and the next writer removes them. Readers take no lock, and compare all entries one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import hashlib
-import importlib
 import json
 import os
 import secrets
@@ -42,14 +38,10 @@ from dewmark.storage import append_at, atomic_write
 Places = I64
 Records = NDArray[Any]
 
-INDEX_FROM = 4096  # comparing fewer entries is faster than building a graph
-
 _FORMAT = 1
 _KEY, _ID, _NONCE, _TAG, _CRC = 32, 16, 12, 16, 4
 _ROWS_AT_ONCE = 1 << 15
 _RECORDS_AT_ONCE = 4096
-_LINKS = 32
-_WIDTH = 64  # of the search in the graph
 
 
 class Pool:
@@ -183,7 +175,6 @@ class DiskPool(Pool):
         self._about = {"format": _FORMAT, "encoder": encoder, "dim": dim, "key_fingerprint": fingerprint}
         self._must_exist = must_exist
         self._checked = False
-        self._graph: Any = None
 
     @property
     def records(self) -> Records:
@@ -260,45 +251,3 @@ class DiskPool(Pool):
     def _append(self, rows: Records) -> None:
         # this also removes what a killed writer left behind
         append_at(self._entries, rows.tobytes(), end=len(self.records) * self.dtype.itemsize)
-        if _faiss() is not None:
-            self._extend_graph()
-
-    def _extend_graph(self) -> None:
-        """Bring the index up to date once it lacks many entries."""
-        faiss, records = _faiss(), self.records
-        graph = self._open_graph(len(records))
-        indexed = 0 if graph is None else graph.ntotal
-        if len(records) - indexed < max(INDEX_FROM, len(records) // 10):
-            return
-        if graph is None:
-            graph = faiss.IndexHNSWFlat(self.dim, _LINKS, faiss.METRIC_INNER_PRODUCT)
-        graph.add(np.ascontiguousarray(records["vector"][indexed:]))
-        with atomic_write(self.folder / "index.faiss", private=True) as stream:
-            stream.write(faiss.serialize_index(graph).tobytes())
-        self._graph = graph
-
-    def _open_graph(self, entries: int) -> Any:  # noqa: ANN401 - a FAISS index
-        """The stored index, or None if there is none that fits."""
-        path = self.folder / "index.faiss"
-        if self._graph is None and path.exists():
-            with contextlib.suppress(RuntimeError):  # FAISS's error for a broken file
-                self._graph = _faiss().deserialize_index(np.fromfile(path, dtype=np.uint8))
-        fits = self._graph is not None and self._graph.d == self.dim and self._graph.ntotal <= entries
-        return self._graph if fits else None
-
-    def _search(self, records: Records, vectors: F32, count: int) -> Places:
-        graph = self._open_graph(len(records)) if _faiss() is not None and count else None
-        if graph is None:
-            return super()._search(records, vectors, count)
-        graph.hnsw.efSearch = max(_WIDTH, 4 * count)
-        early = graph.search(np.ascontiguousarray(vectors), min(count, graph.ntotal))
-        late = most_similar(records["vector"][graph.ntotal :], vectors, count)
-        return largest_of((early[0], late[0]), (early[1], late[1] + graph.ntotal), count)[1]
-
-
-@functools.cache
-def _faiss() -> Any:  # noqa: ANN401 - the module, or None
-    try:
-        return importlib.import_module("faiss")
-    except ImportError:
-        return None
