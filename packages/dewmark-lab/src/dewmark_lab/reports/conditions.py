@@ -2,8 +2,7 @@
 
 ``conditions.csv`` has a line per condition, scheme and attack: the shares of texts with p < 0.01 and
 p < 1e-4, marked and, beside them, unmarked after the same treatment; the mean z; and, for unattacked texts,
-how their wording differs from that of the unmarked texts. `side_by_side` makes a Markdown table of chosen
-columns from such a file, for a README.
+how their wording differs from that of the unmarked texts. ``conditions.md`` shows them as tables.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark import storage
-from dewmark.errors import InputError
-from dewmark.registry import unknown_name
 from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.results import CLEAN, ResultCell
@@ -50,8 +46,7 @@ def write_conditions(out: Path, folders: Mapping[str, Path], *, title: str, comm
     parts = [f"# {title}\n", f"```bash\n{command}\n```\n", _NOTE]
     for label in runs:
         mine = [line for line in lines if line["condition"] == label]
-        selection = Selection(tuple((label, attack) for attack in dict.fromkeys(x["attack"] for x in mine)))
-        parts += [f"## {label}\n", side_by_side(lines, selection), _wording(mine)]
+        parts += [f"## {label}\n", _table(mine), _wording(mine)]
     files = {FILE: data, "conditions.md": "\n".join(part for part in parts if part)}
     for name, text in files.items():
         with storage.atomic_write(out / name) as file:
@@ -65,59 +60,22 @@ _NOTE = (
 )
 
 
-def read_conditions(path: Path) -> list[Line]:
-    """The lines of a file that `write_conditions` wrote."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines: list[Line] = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    if not lines or not {"condition", "scheme", "attack"} <= lines[0].keys():
-        raise InputError(f"{path} is no table of conditions: write one with dewmark reproduce chat")
-    return lines
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The columns of a table, (condition, attack), and its rows: schemes with the names to show.
-
-    Without rows it shows every scheme. ``nulls`` adds the share of unmarked texts in brackets.
-    """
-
-    columns: Sequence[tuple[str, str]]
-    rows: Mapping[str, str] | None = None
-    nulls: bool = True
-
-
-def side_by_side(lines: Sequence[Line], selection: Selection) -> str:
-    """A Markdown table with a row per scheme and a column per condition and attack."""
-    cells = {(line["scheme"], line["condition"], line["attack"]): line for line in lines}
-    known = {(condition, attack) for _, condition, attack in cells}
-    for column in selection.columns:
-        if column not in known:
-            raise unknown_name("column", ": ".join(column), [": ".join(each) for each in sorted(known)])
-    schemes = dict.fromkeys(scheme for scheme, *_ in cells)
-    rows = selection.rows or {scheme: f"`{scheme}`" for scheme in schemes}
-    for scheme in rows:
-        if scheme not in schemes:
-            raise unknown_name("scheme of the table", scheme, schemes)
-    several = len({condition for condition, _ in selection.columns}) > 1
-    heads = [
-        f"{condition}: {attack_label(attack)}" if several else attack_label(attack)
-        for condition, attack in selection.columns
-    ]
-    table = [["", *heads], ["---", *["---:"] * len(heads)]]
-    for scheme, name in rows.items():
-        found = (cells.get((scheme, *column)) for column in selection.columns)
-        table.append([name, *("–" if line is None else _cell(line, selection.nulls) for line in found)])
+def _table(lines: Sequence[Line]) -> str:
+    """A Markdown table of one condition, with a row per scheme and a column per attack."""
+    cells = {(line["scheme"], line["attack"]): line for line in lines}
+    attacks = list(dict.fromkeys(attack for _, attack in cells))
+    table = [["", *map(attack_label, attacks)], ["---", *["---:"] * len(attacks)]]
+    for scheme in dict.fromkeys(scheme for scheme, _ in cells):
+        found = (cells.get((scheme, attack)) for attack in attacks)
+        table.append([f"`{scheme}`", *("–" if line is None else _cell(line) for line in found)])
     return "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
-def _cell(line: Line, nulls: bool) -> str:
+def _cell(line: Line) -> str:
     if not line["found_0.01"]:
         return "–"
     text = f"{float(line['found_0.01']):.3f} / {float(line['found_0.0001']):.3f}"
-    return f"{text} ({float(line['unmarked_0.01']):.3f})" if nulls and line["unmarked_0.01"] else text
+    return f"{text} ({float(line['unmarked_0.01']):.3f})" if line["unmarked_0.01"] else text
 
 
 def _wording(lines: Iterable[Line]) -> str:

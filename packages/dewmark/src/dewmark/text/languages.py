@@ -1,6 +1,6 @@
 """The language of a text, and whether a detector may judge texts in it.
 
-`language_probabilities` and `guess_language` read a bounded sample of a text with a naive Bayes model over
+`guess_language` and `LanguagePolicy` read a bounded sample of a text with a naive Bayes model over
 byte n-grams of 139 languages (`language_identifier`): a quarter of a millisecond a text, no network.
 
 A mark that depends on meaning is only as good as its encoder's knowledge of the language. In a language that
@@ -49,19 +49,6 @@ _LOADING = threading.Lock()
 def guess_language(text: str) -> str:
     """The ISO 639 code of the text's language, or "und" if the text is short, mixed or not language."""
     return _likeliest(_shares([text])[0])
-
-
-def language_probabilities(text: str) -> dict[str, float]:
-    """The probability of each language by its ISO 639 code; empty if the text is too short or no language.
-
-    The probabilities of a text with several languages reflect their shares in the sample, roughly.
-    """
-    (shares,) = _shares([text])
-    if shares is None:
-        return {}
-    found = dict(zip(_model().labels, shares.tolist(), strict=True))
-    found.pop(_NO_LANGUAGE, None)
-    return found
 
 
 def _shares(texts: Sequence[str]) -> list[F64 | None]:
