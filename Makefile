@@ -28,13 +28,13 @@ reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, 
 		--attacks delete-0.3,round-trip --judge smollm2-135m --jobs 2 --batch-size 20 --out reproduced/smoke
 
 test: $(VENV)/.dev ## the fast tests: offline, no models (one thread in each of two processes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-core: .venv-core/.ready ## the core alone, in an environment without torch
-	OMP_NUM_THREADS=1 .venv-core/bin/python -m pytest -q -n 2 packages/dewmark/tests
+	OMP_NUM_THREADS=1 .venv-core/bin/python -m pytest -q -n 2 --dist worksteal packages/dewmark/tests
 
 test-contract: $(VENV)/.dev ## the contract suite and the command line on every scheme (make test runs two)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m contract
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m contract
 
 test-models: $(VENV)/.dev $(VENV)/.attacks ## the tests that run SmolLM2 and the encoders
 	$(BIN)/python -m pytest -q -m models

@@ -55,29 +55,28 @@ def test_every_field_is_tried():
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("field", TRIES)
-def test_whatever_a_request_asks_for_its_text_is_marked_or_says_that_it_is_not(writing, path, field):
+def test_whatever_a_request_asks_for_its_text_is_marked_or_says_that_it_is_not(writing, path):
     head = bearer(writing, "generate", tenants=["acme"])
     start = (
         {"prompt": "the old bridge"}
         if path == "/v1/completions"
         else {"messages": [{"role": "user", "content": "the old bridge"}]}
     )
-    for value in TRIES[field]:
+    for field, value in ((field, value) for field, values in TRIES.items() for value in values):
         body = {"model": "tiny", "max_tokens": WORDS, "temperature": 1.0, "seed": 3, **start, field: value}
         answer = writing.post(path, json=body, headers=head)
         if answer.status_code != 200:
-            assert answer.status_code in (404, 422), answer.text
+            assert answer.status_code in (404, 422), (field, answer.text)
             continue
         found = answer.json()
         texts = [each.get("text") or each["message"]["content"] for each in found["choices"]]
         certain = [text for text in texts if len(text.split()) >= 60 and body["temperature"] >= 0.7]
         if found["marked"] is False:
-            assert body["temperature"] == 0.0
+            assert body["temperature"] == 0.0, field
             continue
         assert body["temperature"] > 0.0
         if body.get("top_p", 1.0) == 1.0:
-            assert all(bound("acme").detect(text).is_marked for text in certain)
+            assert all(bound("acme").detect(text).is_marked for text in certain), (field, value)
 
 
 def test_greedy_texts_say_that_they_are_unmarked_or_are_refused(writing, open_service, tmp_path, caplog):

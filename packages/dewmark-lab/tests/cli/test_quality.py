@@ -11,7 +11,7 @@ from dewmark.core.keys import Key
 from dewmark.version import __version__
 from dewmark_lab.quality.measuring import MEASURES
 
-SMALL = ["--texts", 6, "--answers", 3, "--answered", 3, "--items", 4, "--tokens", 24, "-q"]
+SMALL = ["--texts", 4, "--answers", 2, "--answered", 2, "--items", 2, "--tokens", 16, "-q"]
 LOOSE = [each for name in (*MEASURES, "json", "reading") for each in ("--margin", f"{name}=1000")]
 
 
@@ -51,7 +51,7 @@ def test_all_measures_are_compared_on_one_page_and_in_json(quality, tmp_path, ba
     assert row == json.loads((tmp_path / "q" / "quality.json").read_text(encoding="utf-8"))
     assert (row["scheme"], row["outcome"], row["chat"]) == ("dew", "within", True)
     assert row["measures"].keys() == {*MEASURES, "json", "reading"}
-    assert row["texts"] == 2 * 2 * (6 + 3 * 3 + 4 + 4) == sum(rows for rows, _ in batches)
+    assert row["texts"] == 2 * 2 * (4 + 2 * 2 + 2 + 2) == sum(rows for rows, _ in batches)
     assert sum(rows for rows, marked in batches if marked) == row["texts"] // 2
     assert row["decoding"]["temperature"] == 0.9  # the host's own
     for name, measured in row["measures"].items():

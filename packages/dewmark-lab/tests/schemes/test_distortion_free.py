@@ -173,7 +173,7 @@ def test_p_values_are_uniform_over_keys_on_repetitive_text(
     p = np.array(
         [
             bind(name, settings, i.to_bytes(2, "big") * 16).detect(repetitive_texts[i % 4], test=test).p_value
-            for i in range(300)
+            for i in range(150)
         ]
     )
     if test in CONTINUOUS or settings.get("reweight") == "delta":

@@ -65,7 +65,7 @@ def bound() -> BoundDEW:
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     rng = np.random.default_rng(11)
-    return [hostile_text(i % 5, rng, int(rng.integers(20, 260))) for i in range(2500)]
+    return [hostile_text(i % 5, rng, int(rng.integers(20, 260))) for i in range(500)]
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +88,26 @@ def deviations(matrices: list[TextMatrix]) -> np.ndarray:
 def test_the_deviation_of_z_over_keys_is_1(matrices) -> None:
     """Of a sample of 5,000 it has a standard error of 0.01."""
     found = deviations(matrices)
-    assert 500 < len(found) < 2400  # the others leave too little to test
+    assert 100 < len(found) < 480  # the others leave too little to test
     assert np.abs(found - 1.0).max() < 0.05
 
 
 @pytest.mark.parametrize("kind", range(5))
-def test_texts_of_a_million_words(bound, kind) -> None:
-    text = hostile_text(kind, np.random.default_rng(kind), 1_000_000)
+def test_texts_of_a_hundred_thousand_words(bound, kind) -> None:
+    text = hostile_text(kind, np.random.default_rng(kind), 100_000)
     (matrix,) = bound.read(bound.tokenize([text]), bound.tokenize([""]))
     if matrix.square > 0.0:
         assert np.abs(deviations([matrix]) - 1.0).max() < 0.05
 
 
 def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
-    some = texts[:250]
-    expected = [matrix.test(bound.W) for matrix in matrices[:250]]
+    some = texts[:100]
+    expected = [matrix.test(bound.W) for matrix in matrices[:100]]
     reading = read(bound.reader, None, bound.tokenize(some), bound.tokenize([""] * len(some)))
     many = bound.scheme.detect_keys([KEY, Key(bytes(32))], some, no_host(), bound.workspace)
     ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
     doors = {
-        "detect": [bound.detect(text) for text in some[:60]],
+        "detect": [bound.detect(text) for text in some[:30]],
         "batch": bound.detect_batch(some),
         "many keys": [row[0] for row in many],
         "torch": [
@@ -130,7 +130,7 @@ def test_the_innovations_of_a_stream_have_deviation_1(bound, texts) -> None:
     d_T, d_C = bound.W.shape
     W = rng.standard_normal((4000, d_T, d_C), dtype=np.float32)
     uses = KeyMatrices([EpochMatrices(None, len(W), 0, W)])
-    for text in [text[:200] for text in texts[:5]]:
+    for text in [text[:200] for text in texts[:3]]:
         stream = SequentialDetector(bound.reader, uses)
         stream.update(text)
         if stream._rows is not None:

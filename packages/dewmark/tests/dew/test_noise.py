@@ -91,10 +91,13 @@ def misfit(found: Counter, tokens: list[int], decoding: Decoding) -> float:
     ids=["words", "filtered", "parts"],
 )
 def test_texts_follow_the_hosts_distribution_over_keys(kind, pieces, decoding, bag_encoder, tmp_path) -> None:
-    """All texts of four tokens, words that repeat and words that split among them."""
+    """All texts of four tokens, words that repeat and words that split among them.
+
+    As many texts as show below that steps which ignore one another are noticed.
+    """
     bound = bind(kind, tmp_path)
     tokens = sorted(ids_of(bound, pieces))
-    found = sum((texts_written(bound, tokens, decoding, bound.race, seed=i) for i in range(3)), Counter())
+    found = texts_written(bound, tokens, decoding, bound.race, seed=1)
     assert misfit(found, tokens, decoding) > 1e-3
 
 

@@ -42,7 +42,7 @@ def chosen_token(session, ids: torch.Tensor, logits: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_over_keys_the_choice_follows_the_model(host, bag_encoder, tmp_path, alpha) -> None:
-    """Chi-square of 800 choices, each under a fresh key, against the model's own distribution.
+    """Chi-square of 400 choices, each under a fresh key, against the model's own distribution.
 
     The tiny host's embeddings have 32 dimensions for 400 tokens, so candidates are correlated: three of
     them, mutually nearly orthogonal, hold all the probability here, as the exact statement needs.
@@ -58,11 +58,11 @@ def test_over_keys_the_choice_follows_the_model(host, bag_encoder, tmp_path, alp
     logits = torch.full((1, 400), -math.inf)
     logits[0, tokens] = torch.tensor(np.log(p), dtype=torch.float32)
     counts = np.zeros(3)
-    for number in range(800):
+    for number in range(400):
         bound = bind(host, tmp_path, number, alpha=alpha)
         session = bound.session(ids, seeds=[number])
         counts[tokens.index(chosen_token(session, ids, logits)[0])] += 1
-    assert stats.chisquare(counts, 800 * p).pvalue > 1e-3
+    assert stats.chisquare(counts, 400 * p).pvalue > 1e-3
 
 
 def test_without_a_key_s_share_the_text_is_the_unmarked_one(host, bag_encoder, tmp_path) -> None:
