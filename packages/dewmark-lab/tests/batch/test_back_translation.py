@@ -78,7 +78,7 @@ def test_the_level_holds_for_independent_and_for_equal_attempts(monkeypatch, det
     for pairs in (draws, [(a, a) for a, _ in draws]):
         p = np.array([each.detection.p_value for each in scored_with(monkeypatch, detector, pairs, fpr=0.05)])
         rate = np.mean(p < 0.05)
-        # 1 - (1 - 0.025)^2 = 0.0494 if independent, 0.025 if equal; four standard errors are 0.0137 and 0.0099
+        # 1 - (1 - 0.025)^2 = 0.0494 if independent, 0.025 if equal; four errors are 0.0137 and 0.0099
         assert rate < 0.0632
         assert rate > 0.015
 

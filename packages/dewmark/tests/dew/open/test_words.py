@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from tests.fakes import COMPOSED, BagEncoder, replace_encoders
 from tests.text.test_cleaning import DISGUISES
 
@@ -125,15 +124,6 @@ def test_a_context_that_recurs_gets_fresh_noise(host, bag_encoder, tmp_path) -> 
     batch = bound.batch(ids[:, :3], None)
     for length in range(3, ids.shape[1] + 1):
         assert batch.texts(ids[:, :length]).repeated().item() == (length == ids.shape[1])
-
-
-def test_null_p_values_are_uniform_over_keys(bag_encoder, tmp_path) -> None:
-    text = " ".join(
-        f"{a} {b} und {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("Zeit", "ville"))
-    )
-    keys = [Key(i.to_bytes(32, "big")) for i in range(1, 601)]
-    rows = DewOpen().with_settings(WORDS).detect_keys(keys, [text], no_host(), Workspace(cache=tmp_path))
-    assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3
 
 
 def test_an_exported_detector_holds_nothing_of_the_host(host, bag_encoder, tmp_path) -> None:

@@ -123,11 +123,3 @@ def test_a_processor_warps_and_chooses(host, bag_encoder, tmp_path) -> None:
 def test_settings_out_of_range_are_refused(settings) -> None:
     with pytest.raises(ConfigError):
         DewPaper().with_settings({**GUMBEL, **settings})
-
-
-def test_null_p_values_are_uniform_with_linear_scores(host, bag_encoder, tmp_path) -> None:
-    text = " ".join(f"{a} {b} {c}" for a in PROMPT.split() for b, c in (("light", "day"), ("time", "city")))
-    keys = [Key(i.to_bytes(32, "big")) for i in range(1, 801)]
-    scheme = DewPaper().with_settings(GUMBEL)
-    rows = scheme.detect_keys(keys, [text], host.info, Workspace(cache=tmp_path))
-    assert stats.kstest([d.p_value for d in rows[0]], "uniform").pvalue > 1e-3
