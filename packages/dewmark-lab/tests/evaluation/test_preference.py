@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark_lab.chat.answer_cache import CachedChat
-from dewmark_lab.chat.settings import ChatSettings
+from dewmark_lab.chat.settings import CachedChat, ChatSettings
 from dewmark_lab.evaluation.preference import (
     Pair,
     judge_conversations,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dewmark.text.words import distinct, repetition
-from dewmark_lab.evaluation.wording import TextPair, content_words, wording
+from dewmark_lab.evaluation.quality import TextPair, content_words, wording
 
 
 def test_distinct_and_repetition_count_n_grams():

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.evaluation.wording import TextPair
+from dewmark_lab.evaluation.quality import TextPair
 from dewmark_lab.quality.texts import (
     distinct_words,
     doubled,

@@ -43,7 +43,7 @@ class EndpointChat:
     """A model by its name at a base URL, such as ``https://api.example.org/v1``.
 
     ``temperature`` and ``top_p`` None leave the choice to the server. Seeds are sent if ``send_seed``; few
-    servers guarantee the same answer for the same seed, so cache answers (`dewmark_lab.chat.answer_cache`).
+    servers guarantee the same answer for the same seed, so cache answers (`dewmark_lab.chat.settings`).
     """
 
     def __init__(

@@ -33,8 +33,7 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Conversation, Host
 from dewmark.workspace import Progress
 from dewmark_lab.chat import ChatModel
-from dewmark_lab.chat.answer_cache import CachedChat
-from dewmark_lab.chat.settings import ChatSettings, CostEstimate
+from dewmark_lab.chat.settings import CachedChat, ChatSettings, CostEstimate
 
 JUDGE_PROMPT = (
     "You are an expert evaluator focused on assessing text quality. You analyze aspects like coherence, "

@@ -18,8 +18,8 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme, check_test
 from dewmark.types import Detection
 from dewmark.workspace import Progress, silent
+from dewmark_lab.evaluation.quality import TextPair
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
-from dewmark_lab.evaluation.wording import TextPair
 
 _SCORE_FIELDS = ("z", "score")  # the first that a row has
 _LENGTH_FIELDS = ("tokens_scored", "tokens")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dewmark.decoding import Decoding
+from dewmark_lab.evaluation.quality import TextPair, listed_words
 from dewmark_lab.evaluation.results import CLEAN, MARKED, UNMARKED
-from dewmark_lab.evaluation.wording import TextPair, listed_words
 from dewmark_lab.experiments.outputs import RowFile, StageOutput, write_rows
 from dewmark_lab.experiments.recipe import SchemeEntry
 from dewmark_lab.experiments.run import Run

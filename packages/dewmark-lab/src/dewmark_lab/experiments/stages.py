@@ -4,16 +4,21 @@ Each stage makes only the rows that are missing. The last ones read the rows of 
 the run's results: ``scores.jsonl``, ``quality.jsonl``, ``evaluation.json`` and, through a callback, the
 report. With both protocols of keys, texts are also written and scored with a key per seed; those results are
 in a folder of their own inside the run's.
+
+The stage ``train`` makes the artifacts that a recipe's ``training`` names, in ``WORK/artifacts``; rows of
+such schemes use nothing else. A finished artifact is kept, and a stopped training continues.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from dewmark import storage
+from dewmark.config import cache_dir
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import read_scores
 from dewmark_lab.experiments.quality_stages import (
@@ -22,11 +27,64 @@ from dewmark_lab.experiments.quality_stages import (
     measure_quality,
     time_schemes,
 )
+from dewmark_lab.experiments.recipe import SchemeEntry
 from dewmark_lab.experiments.run import Run
 from dewmark_lab.experiments.scoring_stage import score_texts
 from dewmark_lab.experiments.stealing_stage import steal_marks
 from dewmark_lab.experiments.text_stages import attack_texts, generate_texts
-from dewmark_lab.experiments.training_stage import train_artifacts
+from dewmark_lab.experiments.workers import LoadedModels, Task
+from dewmark_lab.training import TRAINERS
+from dewmark_lab.training.job import COMPOSED, TrainingJob, train_artifact
+from dewmark_lab.training.texts import HostTexts
+
+
+def train_artifacts(run: Run) -> None:
+    """Train what is missing, one artifact after the other."""
+    tasks: dict[str, _TrainArtifact] = {}
+    for entry in run.recipe.schemes:
+        settings = run.recipe.training.get(entry.scheme)
+        if settings is not None:
+            folder = str(entry.settings["artifact"])
+            tasks.setdefault(folder, _TrainArtifact(1, entry, Path(folder), settings))
+    run.workers.map("training artifacts", list(tasks.values()), parallel=False)
+
+
+@dataclass(frozen=True)
+class _TrainArtifact(Task):
+    """Train a scheme's artifact for its row's host."""
+
+    entry: SchemeEntry
+    out: Path
+    settings: Mapping[str, Any]
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Train it; a finished one is only checked."""
+        from dewmark import hosts
+        from dewmark.encoders import load_encoder
+
+        info = hosts.host_info(self.entry.host, progress=models.progress)
+        lexicon = self.settings.get("lexicon")
+        job = TrainingJob(
+            scheme=self.entry.scheme,
+            info=info,
+            open_host=lambda: models.host(self.entry.host),
+            encoder=load_encoder(self.settings["encoder"], progress=models.progress, device=models.device),
+            texts=HostTexts(
+                info,
+                lambda: models.host(self.entry.host),
+                cache=cache_dir(),
+                seed=0,
+                progress=models.progress,
+            ),
+            out=self.out,
+            progress=models.progress,
+            lexicon=None if lexicon is None else Path(lexicon),
+            device=models.device,
+            steps=self.settings.get("steps"),
+            contexts=self.settings.get("contexts", COMPOSED),
+        )
+        train_artifact(TRAINERS[self.entry.scheme], job)
+        on_rows(1)
 
 
 class ReportWriter(Protocol):

@@ -31,7 +31,7 @@ from dewmark.registry import unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, silent
 from dewmark_lab.evaluation.preference import Pair, weigh_pairs
-from dewmark_lab.evaluation.wording import content_words
+from dewmark_lab.evaluation.quality import content_words
 from dewmark_lab.experiments.outputs import StageOutput
 from dewmark_lab.quality.equivalence import Equivalence, Outcome, equivalence
 from dewmark_lab.quality.tasks import Item, refuses

@@ -28,7 +28,7 @@ from itertools import pairwise
 
 from dewmark.stats.rates import Interval
 from dewmark.text.words import repetition, words
-from dewmark_lab.evaluation.wording import (
+from dewmark_lab.evaluation.quality import (
     TextPair,
     Words,
     content_words,

@@ -15,8 +15,8 @@ from pathlib import Path
 from dewmark import storage
 from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
+from dewmark_lab.evaluation.quality import MEASURES
 from dewmark_lab.evaluation.results import CLEAN, ResultCell
-from dewmark_lab.evaluation.wording import MEASURES
 from dewmark_lab.reports.run_results import QualityFigures, RunResults, attack_label, is_truncation, read_run
 
 FILE = "conditions.csv"

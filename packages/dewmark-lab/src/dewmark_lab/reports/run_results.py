@@ -18,6 +18,7 @@ from dewmark.errors import InputError
 from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.divergence import Divergence
 from dewmark_lab.evaluation.protocol import evaluate
+from dewmark_lab.evaluation.quality import MEASURES, prompt_interval
 from dewmark_lab.evaluation.results import (
     CLEAN,
     PER_SEED,
@@ -27,7 +28,6 @@ from dewmark_lab.evaluation.results import (
     ScoreRow,
     read_scores,
 )
-from dewmark_lab.evaluation.wording import MEASURES, prompt_interval
 from dewmark_lab.metrics import Spread, spread
 
 SHIFTED = 0.01
@@ -42,7 +42,7 @@ class QualityFigures:
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
     nats per token, averaged over prompts. ``paired`` are the differences in wording from that text, by
-    measure (`dewmark_lab.evaluation.wording`).
+    measure (`dewmark_lab.evaluation.quality`).
     """
 
     kind: str

@@ -12,8 +12,7 @@ from tests.fakes import COMPOSED, BagEncoder
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
 from dewmark.dew.paper import reference
-from dewmark.dew.paper.ablation import HashedContexts, permuted_rows
-from dewmark.dew.paper.scheme import DewPaper
+from dewmark.dew.paper.scheme import DewPaper, HashedContexts, permuted_rows
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import windows_of
 from dewmark.workspace import Workspace

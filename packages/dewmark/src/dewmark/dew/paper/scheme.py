@@ -1,8 +1,17 @@
-"""`dew-paper`: the host's tokens under a key, with the paper's names and values."""
+"""`dew-paper`: the host's tokens under a key, with the paper's names and values.
+
+The four modes of the ablation (appendix C.1) are keyed and reproducible. ``both`` is DEW itself;
+``context_only`` removes the semantics of tokens (the key permutes their rows), ``token_only`` those of
+contexts (a context's vector is a pseudo-random direction that depends only on the key and the context's ids),
+``neither`` both. The direction is drawn in the context space and then projected like any other vector: over
+keys its projection is uniform on the unit sphere of R^n, and the folded table serves it unchanged.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import hmac
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,10 +23,9 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
 from dewmark.config import check_rules
-from dewmark.core.keys import Key
+from dewmark.core.keys import Key, KeyStream
 from dewmark.core.projections import projection_dim
-from dewmark.core.whitening import Whitening
-from dewmark.dew.paper.ablation import HashedContexts, NoContexts, permuted_rows
+from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.dew.paper.evidence import TESTS, Scoring, TextEvidence, run_test
 from dewmark.dew.paper.projection import Fold
 from dewmark.dew.paper.reading import TokenReader, TokenReading
@@ -35,6 +43,7 @@ from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
+from dewmark.text.windows import ABSENT
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -47,6 +56,46 @@ if TYPE_CHECKING:
     from dewmark.serving_rows import Rows
 
 __all__ = ["BoundDewPaper"]
+
+
+def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
+    """The row each token borrows: a keyed permutation of the markable ids; other ids keep their own."""
+    source = np.arange(vocab_size, dtype=np.int64)
+    source[markable] = markable[key.stream("dew/context_only").permutation(len(markable))]
+    return source
+
+
+class NoContexts(Contexts):
+    """Stands for contexts that only a key can make; their vectors (N, 0) are empty."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to nothing."""
+        return np.zeros((len(windows), 0), dtype=np.float32)
+
+
+class HashedContexts(Contexts):
+    """A pseudo-random unit vector per window, from the key and the window's ids."""
+
+    def __init__(self, secret: bytes, dim: int) -> None:
+        self._secret = secret
+        self.dim = dim
+
+    def secret_array(self) -> NDArray[np.uint8]:
+        """The secret, for a stored detector. As secret as the key."""
+        return np.frombuffer(self._secret, dtype=np.uint8)
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to pseudo-random unit rows (N, dim); empty windows give zero rows."""
+        out = np.zeros((len(windows), self.dim))
+        for i, window in enumerate(np.ascontiguousarray(windows, dtype="<i8")):
+            if (window != ABSENT).any():
+                seed = hmac.digest(self._secret, window.tobytes(), hashlib.sha256)
+                out[i] = KeyStream(seed).normals(self.dim)
+        return normalize_rows(out)
+
 
 _SIMULATION = "dew/monte-carlo"  # the purpose of the sub-key from which the Monte-Carlo test draws its keys
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once

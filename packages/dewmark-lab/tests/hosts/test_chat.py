@@ -21,9 +21,8 @@ from dewmark.hosts.base import check_conversation
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.chat_format import chat_format_of
 from dewmark_desk.generation import transcript
-from dewmark_lab.chat.answer_cache import CachedChat
 from dewmark_lab.chat.local import LocalChat
-from dewmark_lab.chat.settings import ChatSettings
+from dewmark_lab.chat.settings import CachedChat, ChatSettings
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
 
