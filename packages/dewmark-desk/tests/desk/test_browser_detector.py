@@ -84,7 +84,7 @@ def in_node(folder, texts):
 
 
 def test_node_says_what_python_says(folder, public):
-    texts = golden_texts(40)
+    texts = golden_texts(20)
     texts += [*HARD[:-1], HARD[-1].format(*words_that_share_a_row(public), "zzyzx")]
     agrees(in_node(folder, texts), public, texts)
 

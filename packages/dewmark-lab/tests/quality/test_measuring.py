@@ -32,7 +32,7 @@ def test_pseudo_values_average_to_the_share_of_each_key():
 
 
 def test_intervals_of_the_share_hold_a_difference_of_nothing():
-    rng, number = np.random.default_rng(1), 80
+    rng, number = np.random.default_rng(1), 40
     found = [mean_interval(top_shares(rounds(rng)) - top_shares(rounds(rng))) for _ in range(number)]
     held = sum(each.low <= 0.0 <= each.high for each in found)
     assert held / number > 0.95 - 3 * (0.95 * 0.05 / number) ** 0.5
