@@ -10,7 +10,7 @@ import dewmark
 import dewmark.hosts
 from dewmark.cli.app import main
 from dewmark.testing.trial import tiny_host
-from dewmark_lab.training.word_reader import FORMS, reader_requests
+from dewmark_lab.training.reader_prompts import FORMS, reader_requests
 
 TEXT = "The old bridge over the river was closed in spring, and nobody in the village knew how long. " * 3
 

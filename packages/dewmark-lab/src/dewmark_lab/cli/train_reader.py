@@ -61,8 +61,9 @@ def train_reader(
     from dewmark.hosts.expectations import open_reader
     from dewmark.models.devices import torch_device
     from dewmark.workspace import Workspace
+    from dewmark_lab.training.reader_prompts import FORMS, reader_requests
     from dewmark_lab.training.texts import FileTexts, HostTexts
-    from dewmark_lab.training.word_reader import FORMS, Training, examples, reader_requests, train
+    from dewmark_lab.training.word_reader import Training, examples, train
 
     asked = languages.split(",")
     if unknown := sorted(set(asked) - set(FORMS)):
