@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dewmark import config
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,6 @@ class TestReplace:
             changed(contexts="grey")
         with pytest.raises(ConfigError, match="a whole number or one of all, got 'some'"):
             changed(top="some")
-
-    def test_a_misspelt_parameter_gets_a_hint(self):
-        with pytest.raises(UnknownNameError, match="unknown parameter 'lamda'; did you mean 'lambda'?"):
-            changed(lamda=1)
-
-    def test_an_unlike_parameter_gets_the_list(self):
-        with pytest.raises(UnknownNameError, match="known: clip, contexts, k, keyed, lambda, n, prefix, top"):
-            changed(zzz=1)
 
     @given(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))

@@ -83,13 +83,6 @@ class TestAtomicWrite:
         assert path.read_bytes() == b"two"
         assert names(tmp_path) == ["file"]
 
-    def test_no_overwrite_still_writes_a_new_file(self, tmp_path):
-        with storage.atomic_write(tmp_path / "file", private=True, overwrite=False) as stream:
-            stream.write(b"x")
-        assert (tmp_path / "file").read_bytes() == b"x"
-        assert mode(tmp_path / "file") == 0o600
-        assert names(tmp_path) == ["file"]
-
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
     def test_a_full_disk_is_reported(self, tmp_path, monkeypatch, code):
         monkeypatch.setattr(storage.os, "fsync", fail_with(code))
@@ -107,22 +100,6 @@ class TestAtomicWrite:
             pytest.raises(StorageError, match="cannot write .*file: permission denied"),
             storage.atomic_write(tmp_path / "file"),
         ):
-            pass
-
-    def test_a_parent_that_is_a_file(self, tmp_path):
-        (tmp_path / "parent").write_text("a file")
-        for path in (tmp_path / "parent" / "file", tmp_path / "parent" / "deeper" / "file"):
-            with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(path):
-                pass
-
-    def test_a_target_that_is_a_folder(self, tmp_path):
-        (tmp_path / "target").mkdir()
-        with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(tmp_path / "target"):
-            pass
-        assert names(tmp_path) == ["target"]
-
-    def test_a_name_too_long(self, tmp_path):
-        with pytest.raises(StorageError, match="cannot write"), storage.atomic_write(tmp_path / ("x" * 300)):
             pass
 
     def test_other_errors_pass_through(self, tmp_path, monkeypatch):
@@ -214,12 +191,6 @@ class TestBundles:
         assert mode(tmp_path / "b") == 0o700
         assert {mode(file) for file in (tmp_path / "b").iterdir()} == {0o600}
 
-    def test_saving_again_replaces_it(self, bundle):
-        storage.save_bundle(bundle, meta={"host": "other"}, arrays={"R": np.zeros(1)})
-        opened = storage.load_bundle(bundle)
-        assert opened.meta == {"host": "other"}
-        assert names(bundle) == ["R.npy", "bundle.json"]
-
     @pytest.mark.parametrize("position", [0, 60, -1])
     def test_one_flipped_byte_is_found(self, bundle, position):
         file = bundle / "Q.npy"
@@ -261,11 +232,6 @@ class TestBundles:
     )
     def test_a_broken_index_is_found(self, bundle, text):
         (bundle / "bundle.json").write_text(text)
-        with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
-            storage.load_bundle(bundle)
-
-    def test_an_index_that_is_not_text_is_found(self, bundle):
-        (bundle / "bundle.json").write_bytes(b"\xff\xfe\xfa")
         with pytest.raises(ArtifactError, match=r"bundle\.json is corrupt: delete"):
             storage.load_bundle(bundle)
 
@@ -359,10 +325,6 @@ class TestJsonl:
         path.unlink(missing_ok=True)
         storage.append_jsonl(path, [{"text": text}, {"text": "next"}])
         assert [row["text"] for _, row in storage.read_jsonl(path)] == [text, "next"]
-
-    def test_a_lone_surrogate_survives(self, tmp_path):
-        storage.append_jsonl(tmp_path / "rows.jsonl", [{"text": "a\ud800b"}])
-        assert list(storage.read_jsonl(tmp_path / "rows.jsonl")) == [(1, {"text": "a\ud800b"})]
 
     def test_a_full_disk(self, tmp_path, monkeypatch):
         def full(*args: object) -> None:

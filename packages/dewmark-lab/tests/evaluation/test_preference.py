@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark_lab.chat.settings import CachedChat, ChatSettings
+from dewmark_lab.chat.settings import ChatSettings
 from dewmark_lab.evaluation.preference import (
     Pair,
     judge_conversations,
@@ -146,12 +144,6 @@ class TestJudging:
         told = []
         judge_pairs(Judge(longer), pairs(3), scheme="dew", progress=lambda *step: told.append(step))
         assert told[-1] == ("judging dew", 6, 6)
-
-    def test_a_killed_run_reuses_its_answers(self, tmp_path: Path):
-        first = judge_pairs(CachedChat(Judge(longer), tmp_path), pairs(3), scheme="dew")
-        judge = Judge(longer)
-        assert judge_pairs(CachedChat(judge, tmp_path), pairs(5), scheme="dew")[:3] == first
-        assert judge.asked == 4  # two more pairs, in both orders
 
 
 class TestQuery:

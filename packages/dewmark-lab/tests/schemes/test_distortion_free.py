@@ -13,10 +13,9 @@ from tests.engine_marks.toy_host import random_logits
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.scheme import State
 from dewmark.workspace import Workspace
 
 VOCAB = 72
@@ -185,25 +184,6 @@ def test_p_values_are_uniform_over_keys_on_repetitive_text(
     assert p.mean() < 0.65  # nor so conservative as to be useless
 
 
-@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
-def test_marks_are_found_with_the_right_key_only(host, bind, name, settings, test) -> None:
-    bound, wrong = bind(name, settings), bind(name, settings, bytes(32))
-    prompts = [PROMPT, " the", " water and light of the day"] * 2
-    written = host.generate(
-        prompts,
-        scheme=bound,
-        seeds=range(6),
-        decoding=Decoding(max_new_tokens=80, min_new_tokens=80),
-        batch_size=6,
-    )
-    texts = [g.text for g in written]
-    found = bound.detect_batch(texts, prompts=prompts, test=test)
-    assert all(d.p_value < 1e-4 for d in found)
-    assert all(d.test == test and 0 < d.tokens_scored <= 80 for d in found)
-    # six texts under a wrong key: the smallest of six p-values hardly reaches this level
-    assert min(d.p_value for d in wrong.detect_batch(texts, prompts=prompts, test=test)) > 1e-4
-
-
 def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) -> None:
     text = " the old bridge over the river and the old bridge over the sea"  # repeats "the old bridge"
     skip, keep = (bind("exp", {"repeats": r, "prefix": 3}).detect(text) for r in ("skip", "keep"))
@@ -223,15 +203,6 @@ def test_context_is_forgotten_after_the_history(bind) -> None:
         not torch.equal(session(torch.tensor([[context]]), logits), logits) for context in (9, 9, 8, 7, 9)
     ]
     assert marked == [True, False, True, True, True]
-
-
-@pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
-def test_stored_detectors_agree(host, repetitive_texts, bind, tmp_path, name, settings, test) -> None:
-    bound, text = bind(name, settings), repetitive_texts[0]
-    stored = bound.scheme.restore(bound.state(), host.info, bound.fingerprint, Workspace(cache=tmp_path))
-    assert stored.detect(text, test=test) == bound.detect(text, test=test)
-    with pytest.raises(ArtifactError, match="lacks 'secret'"):
-        bound.scheme.restore(State(meta={}, arrays={}), host.info, "", Workspace(cache=tmp_path))
 
 
 @pytest.mark.parametrize(

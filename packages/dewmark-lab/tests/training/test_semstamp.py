@@ -17,7 +17,7 @@ from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
-from dewmark_lab.training import TRAINERS, semstamp
+from dewmark_lab.training import TRAINERS
 from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.semstamp import cosine_k_means, file_pairs, synthetic_pairs
 
@@ -104,26 +104,6 @@ def test_training_brings_paraphrases_closer(
     scheme = SCHEMES["semstamp"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
-
-
-def test_a_stopped_training_ends_with_the_same_bytes(job, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12))
-    step = semstamp.Ranking.step
-
-    def stops(self: semstamp.Ranking, index: int) -> float:
-        if index == 7:
-            raise KeyboardInterrupt
-        return step(self, index)
-
-    monkeypatch.setattr("dewmark_lab.training.loop.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(semstamp.Ranking, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
-    monkeypatch.setattr(semstamp.Ranking, "step", step)
-    resumed, _ = train_artifact(TRAINERS["ksemstamp"], job("ksemstamp", steps=12, out="again"))
-    assert resumed.card["sha256"] == whole.card["sha256"]
-    assert resumed.arrays["centroids"].shape == (8, 24)
-    assert resumed.card["training"]["texts"]["number"] == 30
 
 
 def test_too_little_text_is_rejected(job, tmp_path: Path) -> None:

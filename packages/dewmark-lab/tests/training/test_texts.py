@@ -66,20 +66,6 @@ def test_texts_continue_the_same_starts_and_differ_by_seed(tmp_path):
     assert [text[:12] for text in first] == [text[:12] for text in other]  # the same starts
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b'{"text": "cut sh', b'{"text": "whole line of an unfinished batch"}\n']
-)
-def test_a_killed_run_resumes_to_the_same_texts(tmp_path, damage):
-    whole = texts_of(CountingHost(), tmp_path / "whole").take(96, least=96)
-    with pytest.raises(KeyboardInterrupt):
-        texts_of(CountingHost(stop_after=32), tmp_path / "killed").take(96, least=96)
-    file = next((tmp_path / "killed").rglob("texts-*.jsonl"))
-    file.write_bytes(file.read_bytes() + damage)
-    host = CountingHost()
-    assert texts_of(host, tmp_path / "killed").take(96, least=96) == whole
-    assert host.written == 64
-
-
 class TestFiles:
     def test_jsonl_and_paragraphs(self, tmp_path):
         jsonl, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"

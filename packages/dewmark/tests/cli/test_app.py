@@ -82,11 +82,6 @@ def test_help_of_detect_is_short_and_in_groups(run, monkeypatch):
     assert len([line for line in shown if line.startswith("╭─ ")]) >= 6
 
 
-def test_it_runs_as_a_module(tmp_path):
-    code = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('dewmark', run_name='__main__')"
-    assert python(code).stdout == f"dewmark {dewmark.__version__}\n"
-
-
 @pytest.mark.parametrize("command", LEAVES, ids=" ".join)
 def test_every_command_has_json(run, command):
     assert "--json" in run(*command, "--help").out

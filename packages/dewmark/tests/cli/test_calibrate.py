@@ -212,17 +212,3 @@ class TestDetect:
         path = write_rows(tmp_path / "in.jsonl", [row(1, "en")] * 50 + [row(1, "fr")])
         error = detect("--jsonl", path, "--by", "language", "--host", "nowhere").error
         assert "unknown language 'fr'" in error
-
-    def test_another_key_is_an_error(self, run, calibration, tmp_path):
-        text, other = tmp_path / "a.txt", tmp_path / "other.key"
-        text.write_text("z=1 words")
-        Key(bytes(32)).save(other)
-        error = run("detect", "--key", other, "--calibration", calibration, text).error
-        assert error.startswith(f"the calibration was made with key {Key(SECRET).fingerprint}, not ")
-
-    @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\xff", b'{"format": "dewmark-calibration-v1"}'])
-    def test_a_damaged_file_is_a_one_line_error(self, detect, calibration, tmp_path, data):
-        text = tmp_path / "a.txt"
-        text.write_text("z=1 words")
-        calibration.write_bytes(data)
-        assert "dewmark calibrate" in detect(text).error

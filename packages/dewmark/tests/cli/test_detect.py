@@ -208,24 +208,6 @@ def test_no_key(run, host, texts):
     assert "no key given" in run("detect", texts[0]).error
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is not a key file"),
-        (b"\xff\xfe", "is not a key file"),
-        (b"dewmark-key-v1 " + SECRET[:31].hex().encode(), "has 31 bytes, expected 32"),
-        (b"dewmark-key-v1 " + SECRET.hex().encode()[:-1] + b"g", "not hexadecimal"),
-    ],
-)
-def test_damaged_keys(run, host, texts, tmp_path, content, said):
-    path = tmp_path / "bad.key"
-    path.write_bytes(content)
-    path.chmod(0o600)
-    error = run("detect", "--key", path, texts[0]).error
-    assert said in error
-    assert SECRET[:31].hex() not in error
-
-
 @pytest.mark.filterwarnings("always::UserWarning")
 def test_a_key_that_others_can_read_gives_a_warning(run, host, texts, key_file):
     key_file.chmod(0o644)

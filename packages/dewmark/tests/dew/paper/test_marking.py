@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
@@ -54,27 +53,6 @@ def generate(host, scheme, count: int):
         batch_size=64,
     )
     return [text for text in written if text.tokens >= LENGTH / 2][:count]
-
-
-def test_marked_text_is_found_and_nothing_else(host, bag_encoder, tmp_path) -> None:
-    """Under the right key z shifts; under wrong keys, and on unmarked text, p-values are uniform."""
-    key = Key(bytes(range(32)))
-    scheme = DewPaper(**COMPOSED, lambda_=3.0).bind(key, host.info, Workspace(cache=tmp_path))
-    marked = [g.text for g in generate(host, scheme, 40)]
-    unmarked = [g.text for g in generate(host, None, 40)]
-    prompts = [PROMPT] * 40
-    found = scheme.detect_batch(marked, prompts=prompts)
-    assert np.mean([d.p_value < 0.01 for d in found]) > 0.9
-    p = []
-    for i in range(12):
-        wrong = DewPaper(**COMPOSED).bind(Key(bytes([i]) * 32), host.info, Workspace(cache=tmp_path))
-        p += [
-            wrong.detect_batch([text])[0].p_value
-            for text in (unmarked[2 * i], marked[2 * i], marked[2 * i + 1])
-        ]
-    # 36 p-values of independent keys or texts: a Kolmogorov-Smirnov test at one in a thousand
-    assert stats.kstest(p, "uniform").pvalue > 1e-3
-    assert np.mean([d.is_marked for d in scheme.detect_batch(unmarked, prompts=prompts)]) < 0.15
 
 
 def test_the_mean_shift_is_the_one_the_bias_implies(host, bag_encoder, tmp_path) -> None:
