@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import importlib.util
 import json
+import threading
+from pathlib import Path
 
+import httpx
 import pytest
 from tests.desk.live import bound, host, marked_text, plain_text
 from tests.desk.test_text_manifest import two_providers
@@ -152,3 +158,70 @@ def test_pieces_of_an_engine_s_stream_get_the_manifest_before_their_end():
     assert texts == [None, "c!"]
     assert is_read_by_programs({"response_format": {"type": "json_object"}})
     assert not is_read_by_programs({"response_format": {"type": "text"}, "tools": []})
+
+
+GATEWAY = Path(__file__).parents[4] / "examples" / "sglang_gateway.py"
+
+
+class _Engine(http.server.BaseHTTPRequestHandler):
+    """Answers like an engine, whole or streamed."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ended = {"index": 0, "finish_reason": "stop"}
+        answer = {"choices": [{**ended, "message": {"role": "assistant", "content": "an old bridge"}}]}
+        if body.get("stream"):
+            rows = [
+                {"index": 0, "delta": {"content": each}, "finish_reason": None}
+                for each in ("an old", " bridge")
+            ]
+            rows.append({**ended, "delta": {}})
+            lines = [f"data: {json.dumps({'choices': [row]})}\n\n" for row in rows]
+            data = "".join([*lines, "data: [DONE]\n\n"]).encode()
+        else:
+            data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def served(handler):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["DEWMARK_SGLANG_CONFIG", "DEWMARK_VLLM_CONFIG"])
+def test_the_gateway_signs_what_an_engine_writes(us, tmp_path, monkeypatch, engine):
+    Key(bytes(range(32))).save(tmp_path / "my.key")
+    (tmp_path / "c.toml").write_text('[keys]\nacme = "my.key"\n')
+    monkeypatch.setenv(engine, str(tmp_path / "c.toml"))
+    spec = importlib.util.spec_from_file_location("sglang_gateway", GATEWAY)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Gateway.provider, module.Gateway.variable = us[0], engine
+    monkeypatch.setattr(module.Gateway, "log_message", lambda *_: None)
+    asked = {"model": "big", "messages": [{"role": "user", "content": "x"}]}
+    with served(_Engine) as port:
+        module.Gateway.upstream = ("127.0.0.1", port)
+        with served(module.Gateway) as front:
+            url = f"http://127.0.0.1:{front}/v1/chat/completions"
+            whole = httpx.post(url, json=asked).json()["choices"][0]["message"]["content"]
+            lines = httpx.post(url, json={**asked, "stream": True}).text.split("\n\n")
+            asked["response_format"] = {"type": "json_object"}
+            plain = httpx.post(url, json=asked).json()["choices"][0]["message"]["content"]
+    rows = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    for text in (whole, "".join(row["delta"].get("content") or "" for row in rows)):
+        found = read_manifest(text, roots=us[1])
+        assert (found.state, found.text, found.model) == ("trusted", "an old bridge", "big")
+        assert found.fingerprint == Key(bytes(range(32))).fingerprint
+    assert rows[-1]["finish_reason"] == "stop"
+    assert "data: [DONE]" in lines
+    assert plain == "an old bridge"
