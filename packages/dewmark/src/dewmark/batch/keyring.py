@@ -19,7 +19,7 @@ from typing import Any
 
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.registry import SCHEMES, unknown_name
+from dewmark.registry import SCHEMES
 
 __all__ = ["Kind", "load_keys", "read_kinds"]
 
@@ -33,10 +33,6 @@ class Kind:
     scheme: str | None = None
     host: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.scheme is not None and not self.scheme.endswith(".py") and self.scheme not in SCHEMES:
-            raise unknown_name("scheme", self.scheme, SCHEMES, companion="dewmark-lab")
 
 
 def read_kinds(folder: str | Path) -> dict[Path, Kind]:
@@ -53,6 +49,8 @@ def read_kinds(folder: str | Path) -> dict[Path, Kind]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except TypeError:
         raise ConfigError(f"{path}: {name} takes scheme, host and settings") from None
+    for kind in found.values():
+        SCHEMES[kind.scheme or "dew"]  # an unknown name is an error now
     if missing := [file for file in found if not file.exists()]:
         raise ConfigError(f"{path} names {missing[0].stem}, but there is no key file {missing[0]}")
     return found
