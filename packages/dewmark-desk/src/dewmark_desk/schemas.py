@@ -459,5 +459,6 @@ class Whoami(BaseModel):
     limits: dict[str, float]
     defaults: dict[str, float]
     signs: bool
+    public_page: str | None = Field(description="The page of the public detector, which sees no text.")
     generate: dict[str, list[str]] | None
     version: str

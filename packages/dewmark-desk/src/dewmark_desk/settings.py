@@ -196,8 +196,9 @@ class Settings:
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name):g}")
         if self.webhook_hosts and not self.signers:
             raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
-        if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
-            raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
+        for option, url in (("--public-url", self.public_url), ("--public-page", self.public_page)):
+            if url is not None and not url.startswith(("https://", "http://")):
+                raise ConfigError(f"{option} must begin with https:// or http://, got {url!r}")
         positive = ("workers", "threads", "text_bytes")
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:

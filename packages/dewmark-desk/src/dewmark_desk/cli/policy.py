@@ -79,7 +79,7 @@ def prove_(
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer requests for JSON, tool calls and code with the mark and without: do they parse alike?"""
+    """Answer requests for JSON, tool calls and code with the mark and without, and count what parses."""
     from dewmark_desk.policy_proof import prove
 
     rules, secret = load_policy(policy), options.load_key(key)
