@@ -168,7 +168,9 @@ def prove(
     progress: Progress = silent,
 ) -> Proof:
     """Answer requests for JSON, tool calls and code with the mark and without."""
-    kinds, prompts, answers = [], [], []
+    kinds: list[str] = []
+    prompts: list[str] = []
+    answers: list[tuple[Generation, Generation]] = []
     each = -(-requests // len(_ASKED))
     for kind, ask in _ASKED.items():
         things = _TASKS if kind == "code" else _THINGS
@@ -180,13 +182,12 @@ def prove(
         rendered = [watermark.chat_format.render([{"role": "user", "content": text}]) for text in asked]
         decoding = watermark.chat_format.decoding
         write = _writer(watermark, policy, kind, decoding, max_new_tokens, batch_size)
-        pair = []
-        for marked in (False, True):
-            progress(f"{kind}, {'marked' if marked else 'unmarked'}", len(kinds), requests)
-            pair.append(write(rendered, seed + len(kinds), marked))
+        progress(f"{kind}, unmarked", len(kinds), requests)
+        plain = write(rendered, seed + len(kinds), False)
+        progress(f"{kind}, marked", len(kinds), requests)
+        answers += zip(plain, write(rendered, seed + len(kinds), True), strict=True)
         kinds += [kind] * len(asked)
         prompts += rendered
-        answers += zip(*pair, strict=True)
     return Proof(policy, kinds, prompts, answers, watermark.scheme, max_new_tokens)
 
 

@@ -49,7 +49,8 @@ class SignedAnswers:
                 more = said + appended
                 words = {"text": more} if delta is None else {"delta": {**delta, "content": more}}
                 yield {**chunk, "choices": [{**choice, **words, "finish_reason": None}]}
-                choice |= {"text": ""} if delta is None else {"delta": {}}
+                ended: Json = {"text": ""} if delta is None else {"delta": {}}
+                choice |= ended
         yield chunk
 
     def _signed(self, text: str | None) -> str | None:

@@ -441,8 +441,8 @@ def _manifest(service: Service, tenant: str, *, marked: bool) -> Callable[[str],
     return functools.partial(
         service.provider.manifest,
         model=generator.name,
-        scheme=bound and bound.scheme.name,
-        fingerprint=bound and bound.fingerprint,
+        scheme=None if bound is None else bound.scheme.name,
+        fingerprint=None if bound is None else bound.fingerprint,
     )
 
 
