@@ -18,6 +18,7 @@ from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_co
 from dewmark.hosts.streaming import stream_text
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
 from dewmark.policy import Policy, policed
+from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
 from dewmark.workspace import Expectations, HostInfo, Progress
@@ -30,6 +31,9 @@ __all__ = ["DEFAULT_DECODING", "Watermark"]
 _T = TypeVar("_T")
 
 DEFAULT_DECODING = Decoding()
+_REWRITERS = Registry(
+    "way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite"
+)
 
 
 class Watermark(DetectsMarks):
@@ -154,6 +158,13 @@ class Watermark(DetectsMarks):
             batch_size=batch_size,
             on_batch=on_batch,
         )
+
+    def rewrite(self, text: str, **options: Any) -> Any:  # noqa: ANN401 - `dewmark_rewrite.Rewritten`
+        """Mark a text that already exists, by changing few of its words (needs ``dewmark-rewrite``).
+
+        ``options`` are those of `dewmark_rewrite.Options`, such as ``budget`` and ``target_p``.
+        """
+        return _REWRITERS["rewrite"](text, self, **options)
 
     def _prompts(
         self, prompts: Sequence[str] | None, conversations: Sequence[Conversation] | None
