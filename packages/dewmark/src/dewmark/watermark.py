@@ -19,6 +19,7 @@ from dewmark.hosts.streaming import stream_text
 from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
 from dewmark.policy import Policy, policed
+from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
 from dewmark.workspace import Expectations, HostInfo, Progress
@@ -31,6 +32,9 @@ __all__ = ["DEFAULT_DECODING", "Watermark"]
 _T = TypeVar("_T")
 
 DEFAULT_DECODING = Decoding()
+_REWRITERS = Registry(
+    "way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite"
+)
 
 
 class Watermark(DetectsMarks):
@@ -162,6 +166,13 @@ class Watermark(DetectsMarks):
             on_batch=on_batch,
         )
         return [append_manifest(each, self.provider, self.host.name, self.scheme) for each in made]
+
+    def rewrite(self, text: str, **options: Any) -> Any:  # noqa: ANN401 - `dewmark_rewrite.Rewritten`
+        """Mark a text that already exists, by changing few of its words (needs ``dewmark-rewrite``).
+
+        ``options`` are those of `dewmark_rewrite.Options`, such as ``budget`` and ``target_p``.
+        """
+        return _REWRITERS["rewrite"](text, self, **options)
 
     def _prompts(
         self, prompts: Sequence[str] | None, conversations: Sequence[Conversation] | None
