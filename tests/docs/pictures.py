@@ -13,7 +13,7 @@ from dewmark.core.keys import Key
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"dew": "DEW", "exp": "EXP", "synthid": "SynthID", "kgw": "KGW", "morphmark": "MorphMark"}
-WORDS = {"strength": "strength", "drafts": "drafts", "delta": "δ"}
+WORDS = {"strength": "λ", "drafts": "drafts", "delta": "δ"}
 STYLE = """<style>
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #24292f; }
 .axis { stroke: #6e7781; stroke-width: 1; } .grid { stroke: #d0d7de; stroke-width: 1; }
@@ -91,7 +91,7 @@ def price() -> str:
 
 def _panel(title: str, points: list[tuple[str, float, float, float]], *, top: int) -> list[str]:
     """One host's points with axes; its upper left corner is at (64, ``top``)."""
-    left, width, height, least, most = 64, 560, 300, -0.06, 0.34
+    left, width, height, least, most = 64, 560, 300, -0.15, 0.34
 
     def x(nats: float) -> float:
         return left + width * (nats - least) / (most - least)
@@ -114,7 +114,7 @@ def _panel(title: str, points: list[tuple[str, float, float, float]], *, top: in
         f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">'
         "price in nats a token, with its 95% interval (0: as likely as unmarked text)</text>"
     )
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[str, float, float]] = []
     for name, nats, half, share in sorted(points, key=lambda point: -point[3]):
         ours = name.startswith("DEW")
         kind, bar, label = ("dew", "dewbar", "ours") if ours else ("other", "bar", "")
@@ -122,9 +122,14 @@ def _panel(title: str, points: list[tuple[str, float, float, float]], *, top: in
         parts.append(
             f'<circle class="{kind}" cx="{x(nats):.1f}" cy="{y(share):.1f}" r="{6 if ours else 4}"/>'
         )
-        at, down = x(nats), y(share) + 18
-        while any(abs(at - other) < 92 and abs(down - line) < 14 for other, line in placed):
+        # this library's names stand on the right of their points, the others' on the left
+        right = ours and "drafts" not in name
+        side, anchor = (half, "start") if right else (-half, "end")
+        at, down = x(nats + side) + (8 if right else -8), y(share) + 4
+        while any(way == anchor and abs(at - x_) < 70 and abs(down - y_) < 14 for way, x_, y_ in placed):
             down += 14
-        placed.append((at, down))
-        parts.append(f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="middle">{name}</text>')
+        placed.append((anchor, at, down))
+        parts.append(
+            f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="{anchor}">{name}</text>'
+        )
     return parts
