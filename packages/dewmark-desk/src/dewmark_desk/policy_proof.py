@@ -116,29 +116,43 @@ class Proof:
 
     def _parsed(self, kind: str) -> dict[str, Any]:
         """How many answers of one kind parse, and the exact test of equal rates on the pairs that differ."""
-        pairs = [
-            (parses(kind, plain.text), parses(kind, marked.text))
+        texts = [
+            (plain.text, marked.text)
             for each, (plain, marked) in zip(self.kinds, self.answers, strict=True)
             if each == kind
         ]
+        pairs = [(parses(kind, plain), parses(kind, marked)) for plain, marked in texts]
         lost, won = (sum(pair == wanted for pair in pairs) for wanted in ((True, False), (False, True)))
         return {
             "kind": kind,
             "requests": len(pairs),
             "unmarked": sum(plain for plain, _ in pairs),
             "marked": sum(marked for _, marked in pairs),
+            "identical": sum(plain == marked for plain, marked in texts),
             "p_value": float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0,
         }
 
     def _spans(self) -> list[dict[str, Any]]:
-        """The detector's scores of the words of marked answers, by what the policy says of their spans."""
+        """The detector's scores of the words of marked answers, by what the policy says of their spans.
+
+        Answers to similar requests share words, and under one key so do their scores: ``unmarked`` is the
+        mean of the same kind of span in the unmarked answers.
+        """
+        plain, marked = (self._scores([pair[i].text for pair in self.answers]) for i in (0, 1))
+        means = {reason: float(np.mean(scores)) for reason, scores in plain.items()}
+        return [
+            {"reason": reason, **mean_score(scores), "unmarked": means.get(reason)}
+            for reason, scores in sorted(marked.items())
+        ]
+
+    def _scores(self, texts: Sequence[str]) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        for prompt, (_, marked) in zip(self.prompts, self.answers, strict=True):
-            if marked.text.strip():
-                detection = self.bound.detect(marked.text)
-                for reason, scores in span_scores(self.policy, marked.text, prompt, detection).items():
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            if text.strip():
+                scored = span_scores(self.policy, text, prompt, self.bound.detect(text))
+                for reason, scores in scored.items():
                     found.setdefault(reason, []).extend(scores)
-        return [{"reason": reason, **mean_score(scores)} for reason, scores in sorted(found.items())]
+        return found
 
 
 def span_scores(policy: Policy, text: str, prompt: str, detection: Detection) -> dict[str, list[float]]:

@@ -95,7 +95,9 @@ def prove_(
         return
     for row in found["parsed"]:
         rates = f"{row['unmarked']} of {row['requests']} unmarked, {row['marked']} marked"
-        write(f"{row['kind']}: parse {rates}, p = {row['p_value']:.2g}\n")
+        write(f"{row['kind']}: parse {rates}, p = {row['p_value']:.2g}; {row['identical']} are identical\n")
     for row in found["spans"]:
         mean = f"{row['mean']:+.3f} ± {row['error']:.3f}"
+        if row["unmarked"] is not None:
+            mean += f" (unmarked answers {row['unmarked']:+.3f})"
         write(f"{row['reason']}: {row['words']} scored words, mean score {mean}\n")
