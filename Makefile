@@ -66,7 +66,7 @@ desk-pictures: $(VENV)/.serve ## the pictures of the desk's page, taken in a bro
 outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
 
-wheels: ## build the three wheels, check them, and try the first in a fresh environment
+wheels: ## build the four wheels, check them, and try the first in a fresh environment
 	$(PYTHON) -m venv --clear .venv-wheels
 	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q build hatchling twine
 	for each in $(dir $(PROJECTS)); do .venv-wheels/bin/python -m build -q -n -w -o dist $$each || exit 1; done

@@ -6,52 +6,67 @@ import json
 import re
 import runpy
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PRICE = "price"
+SMOLLM2, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
 COLUMNS = (
-    ("chat", "none"),
-    ("chat", "round-trip"),
-    ("chat", PRICE),
-    ("openings", "none"),
-    ("openings", "translate"),
-    ("openings", PRICE),
+    (SMOLLM2, "chat", "found"),
+    (SMOLLM2, "chat", "price"),
+    (QWEN, "chat", "found"),
+    (QWEN, "chat", "price"),
+    (SMOLLM2, "openings", "found"),
+    (SMOLLM2, "openings", "French by OPUS-MT"),
+    (SMOLLM2, "openings", "price"),
 )
 ROWS = {
-    "**DEW, strength 2, read by its host**": ("dew", "host with prompt"),
-    "**DEW, strength 2, no reader**": ("dew", "none"),
-    "EXP": ("exp", "none"),
-    "SynthID": ("synthid", "none"),
-    "KGW": ("kgw", "none"),
+    "**DEW, the default**": ("dew", {}),
+    "**DEW, four drafts**": ("dew", {"drafts": 4}),
+    "**DEW, strength 2**": ("dew", {"strength": 2}),
+    "EXP": ("exp", {}),
+    "SynthID": ("synthid", {}),
+    "KGW, δ 1": ("kgw", {"delta": 1}),
+    "KGW, δ 2": ("kgw", {"delta": 2}),
 }
 CONSTANTS = {"1%", "30%", "95%", "3.11"}
 """Levels and attack strengths: they belong to the protocol."""
 
 
 def test_the_table_agrees_with_the_report() -> None:
-    found = json.loads((ROOT / "docs/results/chat-settings.json").read_text(encoding="utf-8"))
-    shares = {
-        (row["scheme"], row["reader"], row["setting"], row["attack"]): (
-            f"{row['p<0.01']:.3f} / {row['p<0.0001']:.3f}"
-        )
-        for row in found
-        if row["kind"] == "found" and row["marked"] and row["host"] == "smollm2-135m" and row["tokens"] == 200
-    }
-    prices = {
-        (row["scheme"], row["setting"]): f"{row['nats']:+.2f}"
-        for row in found
-        if row["kind"] == "likelihood" and row["host"] == "smollm2-135m" and row["tokens"] == 200
-    }
+    report = json.loads((ROOT / "docs/results/price.json").read_text(encoding="utf-8"))["rows"]
     for label, which in ROWS.items():
         (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
         shown = [cell.strip() for cell in cells.split("|")]
-        assert len(shown) == len(COLUMNS)
         for cell, column in zip(shown, COLUMNS, strict=True):
-            setting, attack = column
-            wanted = prices[which[0], setting] if attack == PRICE else shares.get((*which, *column))
-            assert cell in ("", wanted), (label, column)
-        assert shown[0], label
+            assert numbers(cell) == pytest.approx(
+                figures(report, which, column), abs=0.0051 if "price" in column else 6e-4
+            )
+
+
+def numbers(cell: str) -> list[float]:
+    """The numbers of a cell."""
+    return [float(each.replace("−", "-")) for each in cell.split(" / ") if each]
+
+
+def figures(
+    report: list[dict[str, Any]], which: tuple[str, dict[str, float]], column: tuple[str, str, str]
+) -> list[float]:
+    """What a cell of the README's table must show: means over keys; nothing if it was not measured."""
+    host, setting, kind = column
+    treatment = "none" if kind in ("found", "price") else kind
+    wanted = (*which, host, setting, treatment, 200)
+    names = ("scheme", "settings", "host", "setting", "treatment", "tokens")
+    rows = [row for row in report if tuple(row[name] for name in names) == wanted]
+    if not rows:
+        return []
+    if kind == "price":
+        return [fmean(row["price"] for row in rows)]
+    tests = [row["found"].get("packaged reader") or row["found"]["its own test"] for row in rows]
+    return [fmean(each[level] for each in tests) for level in ("p<0.01", "p<0.0001")]
 
 
 def test_the_speed_tables_agree_with_the_report() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +103,7 @@ def test_figures_of_which_scheme_are_those_of_its_files() -> None:
         with (FOLDER / folder / "table.csv").open(encoding="utf-8", newline="") as stream:
             table = [value for row in csv.DictReader(stream) for value in row.values()]
         known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
+    known += [float(value) for value in re.findall(r"\d\.\d{3}", (FOLDER / "price.md").read_text("utf-8"))]
     number = 0
     for block in page.split("\n\n"):
         heading, *lines = block.splitlines() or [""]
@@ -172,6 +176,39 @@ def test_a_file_was_made_with_the_configuration_that_its_page_claims(file: Path)
     now = config_hash({name: settings[name] for name in ("flatten", "k", "lexicon")})
     assert f"configuration `{data['configuration']}`" in text
     assert data["configuration"] == now or "a former default" in text
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers within a row, each under the names that lead to it."""
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            yield from leaves(inside, f"{name}/{key}")
+    elif isinstance(value, (int, float)):
+        yield name, float(value)
+
+
+def test_what_the_default_costs_and_finds_is_what_its_file_says() -> None:
+    """Every figure of three decimals is a mean over keys, over the first three of them, or of one key."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in json.loads((FOLDER / "price.json").read_text(encoding="utf-8"))["rows"]:
+        cell = tuple(
+            str(row[name]) for name in ("host", "setting", "treatment", "scheme", "settings", "tokens")
+        )
+        for name, value in leaves(row):
+            groups.setdefault((*cell, name), []).append(value)
+    known = {value for values in groups.values() for value in values}
+    known |= {fmean(some) for values in groups.values() for some in (values, values[:3])}
+    wide = [values for cell, values in groups.items() if cell[-1] == "/price"]
+    errors = [values for cell, values in groups.items() if cell[-1] == "/price, standard error"]
+    known |= {
+        1.96 * max(stdev(some) if len(some) > 1 else 0.0, fmean(error)) / len(some) ** 0.5
+        for some, error in zip(wide, errors, strict=True)
+    }
+    known |= {abs(some[0] - some[1]) for some in wide if len(some) == 2}
+    page = (FOLDER / "price.md").read_text(encoding="utf-8").replace("−", "-")
+    shown = [float(each) for each in re.findall(r"-?\d\.\d{3}(?!\d)", page)]
+    assert len(shown) > 200
+    assert [each for each in shown if not any(abs(each - value) < 6e-4 for value in known)] == []
 
 
 def test_the_rates_of_one_key_are_those_of_their_file() -> None:

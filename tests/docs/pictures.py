@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Any
 from dewmark.core.keys import Key
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = {"exp": "EXP", "synthid": "SynthID", "kgw": "KGW", "dew": "DEW, strength 2", "sir": "SIR"}
-NAMES |= {"unigram": "Unigram", "dipmark": "DiPmark", "xsir": "X-SIR", "ts": "TS", "morphmark": "MorphMark"}
-NAMES |= {"simkey": "SimKey", "unbiased": "Unbiased", "sweet": "SWEET", "ewd": "EWD"}
+NAMES = {"dew": "DEW", "exp": "EXP", "synthid": "SynthID", "kgw": "KGW", "morphmark": "MorphMark"}
+WORDS = {"strength": "λ", "drafts": "drafts", "delta": "δ"}
 STYLE = """<style>
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #24292f; }
 .axis { stroke: #6e7781; stroke-width: 1; } .grid { stroke: #d0d7de; stroke-width: 1; }
@@ -58,53 +57,57 @@ def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> s
         return path.read_text(encoding="utf-8")
 
 
-def found_and_price() -> list[tuple[str, float, float, float]]:
-    """(name, nats a token, half of their 95% interval or 0, share found at p < 10⁻⁴), SmolLM2 in chat."""
-    report = json.loads((DOCS / "results" / "chat-settings.json").read_text(encoding="utf-8"))
-    here = [
-        r
-        for r in report
-        if (r.get("host"), r.get("setting"), r.get("tokens")) == ("smollm2-135m", "chat", 200)
-    ]
-    share = {
-        r["scheme"]: r["p<0.0001"]
-        for r in here
-        if r["kind"] == "found" and r["marked"] and r["attack"] == "none" and r["reader"] == "none"
-    }
-    points = [
-        (NAMES[r["scheme"]], r["nats"], r["nats ±"], share[r["scheme"]])
-        for r in here
-        if r["kind"] == "likelihood" and r["scheme"] in share
-    ]
-    page = (DOCS / "marking.md").read_text(encoding="utf-8")
-    (row,) = re.findall(
-        r"^\| SmolLM2-135M \| (\S+) \| \S+ \| \S+ ± \S+ \| \S+ / (\S+) \|", page, re.MULTILINE
-    )
-    nats, found = (float(each.replace("−", "-")) for each in row)
-    return [("DEW, the default", nats, 0.0, found), *points]
+def found_and_price(host: str) -> list[tuple[str, float, float, float]]:
+    """(name, nats a token, half of their 95% interval, share found at p < 10⁻⁴) of a host's chat answers."""
+    report = json.loads((DOCS / "results" / "price.json").read_text(encoding="utf-8"))["rows"]
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for row in report:
+        if (row["host"], row["setting"], row["treatment"], row["tokens"]) != (host, "chat", "none", 200):
+            continue
+        if row["scheme"] != "unmarked":
+            setting = "".join(f" {WORDS[name]} {value:g}" for name, value in row["settings"].items())
+            cells.setdefault(NAMES[row["scheme"]] + setting, []).append(row)
+    points = []
+    for name, rows in cells.items():
+        prices = [row["price"] for row in rows]
+        found = [row["found"].get("packaged reader", row["found"].get("its own test")) for row in rows]
+        half = 1.96 * statistics.fmean(row["price, standard error"] for row in rows) / len(rows) ** 0.5
+        shares = [each["p<0.0001"] for each in found]
+        points.append((name, statistics.fmean(prices), half, statistics.fmean(shares)))
+    return points
 
 
 def price() -> str:
-    """The share of chat answers found against the price of the mark."""
-    left, top, width, height, most = 64, 56, 560, 330, 0.42
+    """The share of chat answers found against the price of the mark, for two hosts."""
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 870" role="img">',
+        "<title>Share of marked chat answers found against the price of the mark</title>",
+        STYLE,
+    ]
+    hosts = {"smollm2-135m": "SmolLM2-135M", "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B"}
+    for panel, (host, title) in enumerate(hosts.items()):
+        parts += _panel(title, found_and_price(host), top=56 + 425 * panel)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(title: str, points: list[tuple[str, float, float, float]], *, top: int) -> list[str]:
+    """One host's points with axes; its upper left corner is at (64, ``top``)."""
+    left, width, height, least, most = 64, 560, 300, -0.15, 0.34
 
     def x(nats: float) -> float:
-        return left + width * (nats + 0.06) / (most + 0.06)
+        return left + width * (nats - least) / (most - least)
 
     def y(share: float) -> float:
         return top + height * (1 - share)
 
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450" role="img">',
-        "<title>Share of marked chat answers found against the price of the mark</title>",
-        STYLE,
-        f'<text class="title" x="{left}" y="20">Chat answers found at p &lt; 10⁻⁴, and the price</text>',
-        f'<text x="{left}" y="40">SmolLM2-135M, 200 requests, 200 tokens, temperature 0.7, top-p 0.9</text>',
+        f'<text class="title" x="{left}" y="{top - 36}">{title}: answers found at p &lt; 10⁻⁴</text>',
+        f'<text x="{left}" y="{top - 16}">200 requests, up to 200 tokens, temperature 0.7, top-p 0.9</text>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         parts.append(f'<path class="grid" d="M{left} {y(share):.1f}h{width}"/>')
         parts.append(f'<text x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>')
-    for nats in (0, 0.1, 0.2, 0.3, 0.4):
+    for nats in (0, 0.1, 0.2, 0.3):
         parts.append(f'<path class="axis" d="M{x(nats):.1f} {top + height}v5"/>')
         parts.append(f'<text x="{x(nats):.1f}" y="{top + height + 20}" text-anchor="middle">{nats:g}</text>')
     parts.append(f'<path class="axis" d="M{left} {top + height}h{width}"/>')
@@ -112,20 +115,25 @@ def price() -> str:
         f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">'
         "price in nats a token, with its 95% interval (0: as likely as unmarked text)</text>"
     )
-    placed: list[tuple[float, float]] = []
-    for name, nats, half, share in sorted(found_and_price(), key=lambda point: -point[3]):
+    placed: list[tuple[str, float, float]] = []
+    for name, nats, half, share in sorted(points, key=lambda point: -point[3]):
         ours = name.startswith("DEW")
         kind, bar, label = ("dew", "dewbar", "ours") if ours else ("other", "bar", "")
         parts.append(f'<path class="{bar}" d="M{x(nats - half):.1f} {y(share):.1f}H{x(nats + half):.1f}"/>')
         parts.append(
             f'<circle class="{kind}" cx="{x(nats):.1f}" cy="{y(share):.1f}" r="{6 if ours else 4}"/>'
         )
-        at, down = x(nats), y(share) + 18
-        while any(abs(at - other) < 80 and abs(down - line) < 14 for other, line in placed):
+        # this library's names stand on the right of their points, the others' on the left
+        right = ours and "drafts" not in name
+        side, anchor = (half, "start") if right else (-half, "end")
+        at, down = x(nats + side) + (8 if right else -8), y(share) + 4
+        while any(way == anchor and abs(at - x_) < 70 and abs(down - y_) < 14 for way, x_, y_ in placed):
             down += 14
-        placed.append((at, down))
-        parts.append(f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="middle">{name}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        placed.append((anchor, at, down))
+        parts.append(
+            f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="{anchor}">{name}</text>'
+        )
+    return parts
 
 
 def false_alarms() -> str:

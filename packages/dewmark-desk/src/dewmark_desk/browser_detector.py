@@ -42,10 +42,11 @@ from dewmark.text.words import VERSION, class_letter, spelling
 from dewmark.verdict import least_length
 from dewmark.version import __version__
 from dewmark_desk.examples import example_text, unmarked_text
+from dewmark_desk.reports.signpost import PUBLIC_FORMAT
 
 __all__ = ["FORMAT", "write_page"]
 
-FORMAT = "dewmark-public-detector/1"
+FORMAT = PUBLIC_FORMAT
 _FILES = ("index.html", "page.css", "words.js", "detector.js", "page.js")
 _LEXICON = ("forms", "centibels", "codes", "levels", "scales", "running_centre", "context_centre")
 _MOST_DIRECTIONS = 64

@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.scheme import check_test
@@ -68,7 +69,10 @@ def examination(
         tenants, keys = chosen_keys(service, caller, ids), len(service.may_use(caller))
     for tenant in tenants:
         check_test(test, tenant.bound.tests)
-    return Examination(tenants, keys, level(service.settings, caller, fpr), test, read, passages)
+    roots = service.settings.roots and Path(service.settings.roots)
+    return Examination(
+        tenants, keys, level(service.settings, caller, fpr), test, read, passages, roots=roots or None
+    )
 
 
 def seed_of(secret: bytes, asked: Mapping[str, Any], index: int) -> int:

@@ -162,6 +162,14 @@ class Token(BaseModel):
     scored: bool
 
 
+class NotTested(BaseModel):
+    """A tenant whose mark could not be looked for in this text."""
+
+    tenant: str
+    scheme: str
+    reason: VerdictName
+
+
 class TenantResult(BaseModel):
     """The result for one tenant's key, corrected like the verdict on the text."""
 
@@ -236,6 +244,19 @@ class ForgeryResult(BaseModel):
     p_alike: float
 
 
+class ManifestResult(BaseModel):
+    """The signed manifest of a text, and what it says beside the mark."""
+
+    state: Literal["absent", "trusted", "untrusted", "altered", "broken", "unread"]
+    signer: str | None
+    generator: str | None
+    model: str | None
+    time: str | None
+    key_fingerprint: str | None
+    layers: str | None
+    sentence: str
+
+
 class Result(BaseModel):
     """The verdict on one text; ``p_value`` is corrected for all ``looks``: keys and passages."""
 
@@ -245,6 +266,7 @@ class Result(BaseModel):
     keys: int | None
     looks: LooksResult | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
+    manifest: ManifestResult | None = Field(None, description="If the text has one, or roots are given.")
     n_hypotheses: int | None = Field(
         description="Members, payloads and epochs of the key that p_value pays for."
     )
@@ -280,6 +302,7 @@ class Result(BaseModel):
     rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
     tokens: list[Token] | None
     per_tenant: list[TenantResult] | None
+    not_tested: list[NotTested] | None = Field(None, description="Marks on which the text allows no verdict.")
 
 
 class DetectResponse(BaseModel):
@@ -453,5 +476,6 @@ class Whoami(BaseModel):
     limits: dict[str, float]
     defaults: dict[str, float]
     signs: bool
+    public_page: str | None = Field(description="The page of the public detector, which sees no text.")
     generate: dict[str, list[str]] | None
     version: str

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import anyio
@@ -30,6 +31,7 @@ from dewmark_desk.settings import Settings
 from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
 from dewmark_desk.tenants import Tenant, open_demonstration
+from dewmark_desk.text_manifest import Provider
 
 allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 """What the token of the current request has left, once the request has been counted."""
@@ -63,6 +65,9 @@ class Service:
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None
         self.trusted = [each.public for each in signers]
+        chain = settings.certificate
+        self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
+        """Who signs manifests into texts."""
         self._runner = JobRunner(
             self.jobs,
             self.tenants,

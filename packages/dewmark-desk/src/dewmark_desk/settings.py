@@ -65,6 +65,8 @@ class Settings:
 
     detectors: tuple[tuple[str, str], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
+    keyring: str | None = None
+    """The folder of ``--keys``, whose keyring.toml may say which marks its keys make."""
     scheme: str | None = None
     scheme_settings: tuple[str, ...] = ()
     vocabulary: str | None = None
@@ -158,6 +160,12 @@ class Settings:
     """Which parts of texts are left unmarked: ``default``, or a JSON file (`dewmark.policy`)."""
     policy_log: str | None = None
     """The file that says of every text which parts were marked, and why others were not."""
+    certificate: tuple[str, str] | None = None
+    """Certificate chain and private key (PEM) that sign a manifest into every text."""
+    roots: str | None = None
+    """Certificates (PEM) under which signers of manifests are trusted."""
+    public_page: str | None = None
+    """The address of the public detector's page."""
     opt_out: bool = False
     """Whether a request may ask for an unmarked text."""
     max_waiting_completions: int = 32
@@ -188,8 +196,9 @@ class Settings:
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name):g}")
         if self.webhook_hosts and not self.signers:
             raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
-        if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
-            raise ConfigError(f"--public-url must begin with https:// or http://, got {self.public_url!r}")
+        for option, url in (("--public-url", self.public_url), ("--public-page", self.public_page)):
+            if url is not None and not url.startswith(("https://", "http://")):
+                raise ConfigError(f"{option} must begin with https:// or http://, got {url!r}")
         positive = ("workers", "threads", "text_bytes")
         for name in (*positive, "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark import config
+from dewmark.batch.keyring import Kind, read_kinds
 from dewmark.capabilities import n_hypotheses
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
@@ -177,6 +178,7 @@ def open_tenants(
 
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
+    kinds = {} if settings.keyring is None else read_kinds(settings.keyring)
     for id_, folder in settings.detectors:
         bound = Detector.load(folder, verify=verify, progress=progress).scheme
         bound = bound.reading_with(reader(settings.reader or reader_name(bound)))
@@ -184,7 +186,8 @@ def open_tenants(
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
-            bound = _bind(key, settings, progress).reading_with(reader(settings.reader))
+            kind = kinds.get(Path(file))
+            bound = _bind(key, settings, kind, progress).reading_with(reader(settings.reader))
             _add(tenants, owners, id_, bound)
     return tenants
 
@@ -233,7 +236,11 @@ def open_writers(
     return host, writers
 
 
-def _bind(key: Key, settings: Settings, progress: Progress | None) -> BoundScheme:
+def _bind(key: Key, settings: Settings, kind: Kind | None, progress: Progress | None) -> BoundScheme:
+    if kind is not None:
+        return load_scheme(
+            key, host=kind.host, scheme=kind.scheme or "dew", settings=kind.settings, progress=progress
+        )
     return load_scheme(
         key,
         host=settings.vocabulary or settings.host_model,

@@ -1,9 +1,9 @@
 """A signed C2PA manifest inside a plain text, beside the mark: two layers, and what they say together.
 
-`sign_text` signs a manifest (claim generator, model, AI as the source, the mark as a soft binding that names
-the key's fingerprint) with the provider's certificate, and appends it as variation selectors, which no reader
-sees. `read_manifest` finds and verifies it. The library c2pa-python signs and verifies, c2pa-text embeds and
-extracts.
+A `Provider` signs a manifest (claim generator, model, AI as the source, the mark as a soft binding that names
+the key's fingerprint) with its certificate, as variation selectors to append, which no reader sees.
+`read_manifest` finds and verifies it, and `read_layers` compares it with the mark. The library c2pa-python
+signs and verifies, c2pa-text embeds and extracts.
 
 The signature covers the NFC text without the manifest and without white space at the end. The specification
 would rather have the file hashed with an exclusion for the manifest, but c2pa-python (0.38) knows no text
@@ -20,22 +20,33 @@ import contextlib
 import io
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dewmark.errors import ConfigError, InputError
 from dewmark.extras import require
+from dewmark.manifests import FIELDS
 from dewmark.types import Detection, Verdict
 from dewmark.version import __version__
 
-__all__ = ["Manifest", "Provider", "compared", "read_manifest", "sign_text"]
+__all__ = ["Manifest", "Provider", "compared", "open_provider", "read_layers", "read_manifest", "sign_text"]
 
 _SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 _ALGORITHMS = {"secp256r1": b"es256", "secp384r1": b"es384", "secp521r1": b"es512", "ed25519": b"ed25519"}
 
 State = Literal["absent", "trusted", "untrusted", "altered", "broken"]
+Layers = Literal[
+    "agree",
+    "other_key",
+    "mark_missing",
+    "manifest_alone",
+    "altered_marked",
+    "altered",
+    "mark_alone",
+    "neither",
+]
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,26 @@ class Provider:
         with _errors():
             return c2pa.Signer.from_info(c2pa.C2paSignerInfo(_ALGORITHMS[name], chain, secret, None))
 
+    def manifest(self, text: str, *, model: str, scheme: str | None, fingerprint: str | None) -> str:
+        """The characters to append to a text, which has no manifest yet; without a key it names no mark."""
+        c2pa, wrapper = _c2pa(), require("c2pa_text", extra="c2pa", package="dewmark-desk")
+        clean = unicodedata.normalize("NFC", text).rstrip()
+        if not clean.strip():
+            raise InputError("the text is empty: there is nothing to sign")
+        assertions = [{"label": "c2pa.actions.v2", "data": {"actions": [_created(model)]}}]
+        if fingerprint is not None:
+            assertions.append({"label": "c2pa.soft-binding", "data": _binding(scheme or "dew", fingerprint)})
+        claim = {
+            "claim_generator_info": [{"name": "dewmark", "version": __version__}],
+            "format": "text/plain",
+            "assertions": assertions,
+        }
+        with _errors(), c2pa.Builder(json.dumps(claim)) as builder, self.signer() as signer:
+            builder.set_no_embed()
+            signed: bytes = builder.sign(signer, "text/plain", io.BytesIO(clean.encode()), io.BytesIO())
+        wrapped: str = wrapper.encode_wrapper(signed)
+        return wrapped
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -95,25 +126,17 @@ class Manifest:
         return self.state in ("trusted", "untrusted")
 
 
+def open_provider(chain: Path, private_key: Path) -> Provider:
+    """Who signs; `ConfigError` if the certificate or its key cannot sign."""
+    provider = Provider(chain, private_key)
+    provider.manifest("A trial.", model="none", scheme=None, fingerprint=None)
+    return provider
+
+
 def sign_text(text: str, provider: Provider, *, model: str, scheme: str, fingerprint: str) -> str:
     """The text in NFC with a signed manifest at its end; a manifest that it has already is replaced."""
-    c2pa, wrapper = _c2pa(), require("c2pa_text", extra="c2pa", package="dewmark-desk")
     clean = read_manifest(text).text
-    if not clean.strip():
-        raise InputError("the text is empty: there is nothing to sign")
-    claim = {
-        "claim_generator_info": [{"name": "dewmark", "version": __version__}],
-        "format": "text/plain",
-        "assertions": [
-            {"label": "c2pa.actions.v2", "data": {"actions": [_created(model)]}},
-            {"label": "c2pa.soft-binding", "data": _binding(scheme, fingerprint)},
-        ],
-    }
-    with _errors(), c2pa.Builder(json.dumps(claim)) as builder, provider.signer() as signer:
-        builder.set_no_embed()
-        signed: bytes = builder.sign(signer, "text/plain", io.BytesIO(clean.encode()), io.BytesIO())
-    embedded: str = wrapper.embed_manifest(clean, signed)
-    return embedded
+    return clean + provider.manifest(clean, model=model, scheme=scheme, fingerprint=fingerprint)
 
 
 def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
@@ -140,31 +163,52 @@ def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
     return _described(found, {each["code"] for each in results.get("failure", ())}, clean)
 
 
-def compared(manifest: Manifest, detection: Detection) -> str:
-    """What both layers say together, in one sentence."""
-    marked = detection.verdict is Verdict.MARKED
-    same = manifest.fingerprint == detection.key_fingerprint
+def read_layers(
+    text: str, found: Detection, keys: Collection[str], *, roots: Path | None = None
+) -> dict[str, Any]:
+    """What the manifest says, and what it says beside the mark: the values of `dewmark.manifests.FIELDS`.
+
+    ``keys`` are the fingerprints of the keys under which the text was tested.
+    """
+    read = read_manifest(text, roots=roots)
+    layers, sentence = compared(read, found, keys)
+    said = [read.state, read.signer, read.generator, read.model, read.time, read.fingerprint]
+    return dict(zip(FIELDS, [*said, layers, sentence], strict=True))
+
+
+def compared(manifest: Manifest, found: Detection, keys: Collection[str]) -> tuple[Layers, str]:
+    """What both layers say together, as a word and as a sentence."""
+    marked = found.verdict is Verdict.MARKED
     if manifest.state in ("altered", "broken"):
-        with_mark = "and the mark is still there" if marked else "and this key's mark is not found"
-        return (
-            f"The manifest does not fit the text: text or manifest were changed after signing, {with_mark}."
-        )
+        changed = "The manifest does not fit the text: text or manifest were changed after signing"
+        if marked:
+            return "altered_marked", f"{changed}, and the mark is still there."
+        return "altered", f"{changed}, and no mark is found."
     if manifest.state == "absent":
         if marked:
-            return "The mark is there, and no manifest: it was stripped, or never added."
-        return "Neither a manifest nor this key's mark is there."
-    who = f"signed by {manifest.signer}"
-    doubt = "" if manifest.state == "trusted" else ", whose certificate is under no given root"
-    if marked and same:
-        return f"Both layers agree: intact, {who}{doubt}, with the mark of key {manifest.fingerprint}."
+            return "mark_alone", "The mark is there, and no manifest: it was stripped, or never added."
+        return "neither", "Neither a manifest nor a mark is there."
+    named = manifest.fingerprint
+    who = f"Intact, signed by {manifest.signer}"
+    if manifest.state == "untrusted":
+        who += ", whose certificate is under no given root"
+    if marked and named == found.key_fingerprint:
+        return "agree", f"Both layers agree. {who}, with the mark of key {named}."
     if marked:
-        return f"Intact, {who}{doubt}, but the manifest names another key than the mark that was found."
-    if detection.verdict is Verdict.NOT_MARKED and same:
-        return (
-            f"Intact, {who}{doubt}, but the mark that it names is not found: the text may leave little "
-            "choice, or somebody signed a text that this key did not mark."
+        return "other_key", f"{who}, but the manifest does not name the key whose mark was found."
+    if named in keys and found.verdict is Verdict.NOT_MARKED:
+        return "mark_missing", (
+            f"{who}, but the mark that it names is not found: the text may leave little choice, or somebody "
+            "signed a text that this key did not mark."
         )
-    return f"Intact, {who}{doubt}; the text allows no verdict on this key's mark."
+    why = (
+        "it names no mark"
+        if named is None
+        else "the text allows no verdict on the mark"
+        if named in keys
+        else f"it names key {named}, which was not tried"
+    )
+    return "manifest_alone", f"{who}; {why}."
 
 
 def _created(model: str) -> dict[str, Any]:

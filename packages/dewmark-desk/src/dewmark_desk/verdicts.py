@@ -14,8 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from dewmark.manifests import layers
 from dewmark.passages import Located, Version, judge
 from dewmark.reports.detection_display import located_sentence, one_in, sentence, technique
 from dewmark.scheme import BoundScheme, check_text, reader_name
@@ -77,6 +79,8 @@ class Examination:
     test: str | None = None
     read: bool = True
     passages: bool = False
+    roots: Path | None = None
+    """Certificates under which signers of manifests are trusted."""
 
     @property
     def has_reader(self) -> bool:
@@ -135,6 +139,8 @@ def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Colum
             some, how.bound, fpr=how.fpr, keys=how.keys, passages=how.passages, explain=not query.public
         )
         answer = _answer(query, how.tenants, some[0].detections, found)
+        tested = [tenant.bound.fingerprint for tenant in how.tenants]
+        answer["manifest"] = layers(query.text, found.judged, tested, roots=how.roots)
         answers.append(Answer(answer, how.tenants[found.index], located_sentence(found)))
     return answers
 
@@ -179,6 +185,13 @@ def _answer(
                 "verdict": _verdict_of(found, detection, p_value),
             }
             for each, detection, p_value in zip(tenants, detections, found.p_values, strict=True)
+        ],
+        "not_tested": None
+        if query.public
+        else [
+            {"tenant": each.id, "scheme": detection.scheme, "reason": detection.verdict}
+            for each, detection in zip(tenants, detections, strict=True)
+            if not detection.verdict.conclusive
         ],
     }
 

@@ -48,9 +48,19 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
 ) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"text": "An old bridge."}\n{"text": "A new one."}\n')
+    proof = {"policy": "1-x", "host": "llama", "key_fingerprint": "0", "requests": 66, "max_new_tokens": 9}
+    parsed = {"kind": "JSON", "requests": 66, "unmarked": 66, "marked": 66, "p_value": 1.0}
+    spans = [{"reason": "code", "words": 9, "mean": 0.1, "error": 0.3}]
+    (tmp_path / "proof.json").write_text(json.dumps({**proof, "parsed": [parsed], "spans": spans}))
+    compared = {"difference": {"value": 0.1, "low": 0.0, "high": 0.2}, "margin": 0.5, "outcome": "within"}
+    quality = {"outcome": "within", "texts": 4, "scheme": "dew", "host": "llama"}
+    quality["measures"] = {"log_perplexity": {"compared": compared}}
+    (tmp_path / "quality.json").write_text(json.dumps(quality))
     made = run(
-        *arguments, "--negatives", mine, "--provider", "Acme", "--contact", "desk@acme.example", "--json"
-    )
+        *arguments, "--negatives", mine, "--provider", "Acme", "--contact", "desk@acme.example", "--json",
+        "--policy-proof", tmp_path / "proof.json", "--quality", tmp_path / "quality.json",
+        "--public-page", "https://p.example",
+    )  # fmt: skip
     assert made.code == 0, made.err
     out = tmp_path / "d"
     signed = verify((out / "dossier.jws").read_text(), load_signers(tmp_path / "s.jwk"), kind="dossier")
@@ -81,6 +91,15 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
     page = (out / "dossier.md").read_text(encoding="utf-8")
     for each in ("Acme", "desk@acme.example", "delete:r=0.3", "Not covered", "Article 50"):
         assert each in page
+    for each in (
+        "JSON | 66 of 66 | 66 of 66",
+        "within",
+        "https://p.example",
+        "its own text was not available",
+    ):
+        assert each in page
+    assert dossier["code"]["measures"][0]["measure"] == "signed metadata"
+    assert "not stated" in dossier["code"]["measures"][0]["left"]
     pdf = (out / "dossier.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     assert pdf == dossier_pdf(plain)
@@ -141,6 +160,7 @@ def test_dry_run_shows_the_work_and_writes_nothing(
         (("--length", "x"), "--length"),
         (("--languages", "xx"), "'xx'"),
         (("--texts", "2"), "at least 4"),
+        (("--policy-proof", "pyproject.toml"), "--policy-proof pyproject.toml has no policy"),
     ],
 )
 def test_mistakes_are_reported_before_the_host_is_loaded(

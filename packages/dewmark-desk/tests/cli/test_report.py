@@ -165,3 +165,16 @@ def test_the_examples_of_the_docs_are_valid(run: Run, name: str) -> None:
     found = run("report", "verify", folder / name, "--signer", folder / "signer.jwk", *about)
     assert (found.code, found.out.split(":")[0]) == (0, "valid")
     assert found.out.count("unchanged: ") == (4 if name.startswith("dossier") else 0)
+
+
+def test_a_folder_is_sealed_and_checked(run: Run, signer: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_text("<p>A page.</p>")
+    (page / "detector.json").write_text("{}")
+    assert run("report", "seal", page, "--signer", signer).code == 0
+    check = ("report", "verify", page / "seal.jws", "--signer", signer.with_suffix(".jwk"))
+    assert run(*check).out.count("unchanged: ") == 2
+    (page / "index.html").write_text("<p>Another.</p>")
+    assert run(*check).code == 1
+    assert "nothing to seal" in run("report", "seal", tmp_path / "none", "--signer", signer).error

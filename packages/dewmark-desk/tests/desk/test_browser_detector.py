@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.desk.detector_vectors import FILE, vectors
 from tests.desk.golden_texts import golden_texts
 
 from dewmark import Key
@@ -126,6 +127,20 @@ def test_the_folder_is_small_and_complete(folder, public):
     assert policy is not None
     assert "default-src 'none'" in policy[1]
     assert "connect-src" not in policy[1]
+
+
+def test_the_published_vectors_hold():
+    """Anyone's implementation can be held against the file; ours is, in Python."""
+    published, own = json.loads(FILE.read_text(encoding="utf-8")), vectors()
+    assert {name: own[name] for name in own if name != "vectors"} == {
+        name: published[name] for name in published if name != "vectors"
+    }
+    for wanted, found in zip(published["vectors"], own["vectors"], strict=True):
+        assert found["z"] == pytest.approx(wanted["z"], abs=published["tolerance"])
+        assert found["p_value"] == pytest.approx(wanted["p_value"], rel=1e-3)
+        assert found["effective_length"] == pytest.approx(wanted["effective_length"], rel=1e-5)
+        for name in ("text", "words", "verdict", "words_scored"):
+            assert found[name] == wanted[name]
 
 
 def test_no_secret_half_is_in_it(public, folder):

@@ -36,7 +36,9 @@ TRIES = {  # values for every field that could change a text
     "echo": [True],
     "logprobs": [5],
     "suffix": ["x"],
-    "tools": [[{"type": "function"}]],
+    "tools": [[{"type": "function"}], [{"type": "function", "function": {"name": "weather"}}]],
+    "tool_choice": ["none", "auto", "required"],
+    "parallel_tool_calls": [True, False],
     "member": [0, 1],  # not a field: it must be refused
     "opt_out": [True],
     "watermark": [False],

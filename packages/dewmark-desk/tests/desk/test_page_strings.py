@@ -44,7 +44,7 @@ def test_strings_are_used_and_exist():
     assert plural <= STRINGS.keys(), plural - STRINGS.keys()
     whose_keys = {"intro.key_other"}  # the number is of keys
     prefixes = tuple(re.findall(r"\bt\(`([a-z_.]+)\$\{", whole))  # t(`share.${name}`)
-    assert {"share.", "verdict.", "meaning.", "audit.", "error.", "example."} == set(prefixes)
+    assert {"layers.", "share.", "verdict.", "meaning.", "audit.", "error.", "example."} == set(prefixes)
     unused = STRINGS.keys() - named - plural - whose_keys
     assert not {key for key in unused if not key.startswith(prefixes)}
 

@@ -13,8 +13,11 @@ from tests.desk.live import bound, marked_text, plain_text
 
 from dewmark.cli.app import main
 from dewmark.errors import ConfigError
+from dewmark_desk.browser_detector import FORMAT
 from dewmark_desk.settings import Settings
 from dewmark_desk.signing import SigningKey
+
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_reports_need_a_signing_key_and_the_scope(client, signing):
 def test_the_signpost_names_detector_technique_and_keys_but_no_tenant(open_service, signers):
     client = open_service(
         tenants=("acme", "beta"), signers=signers, contact="desk@example.org", public_url="https://d.example/",
-        dossier_url="https://d.example/dossier.pdf",
+        dossier_url="https://d.example/dossier.pdf", public_page="https://d.example/public/",
     )  # fmt: skip
     bearer(client, "detect")  # from now on requests need a token, the signpost does not
     found = client.get("/.well-known/dewmark.json")
@@ -123,6 +126,14 @@ def test_the_signpost_names_detector_technique_and_keys_but_no_tenant(open_servi
     assert post["techniques"] == [{"scheme": "dew-paper", "summary": bound("acme").scheme.summary}]
     assert "desk@example.org" in post["how_to_ask"]["access"]
     assert len(post["reports"]["keys"]) == 2
+    assert post["public_detector"]["description"] == "https://d.example/public/detector.json"
+    assert post["public_detector"]["format"] == FORMAT
+    assert client.get("/v1/whoami").json()["public_page"] == "https://d.example/public/"
+    schema = json.loads((DOCS / "signpost.schema.json").read_text(encoding="utf-8"))
+    assert post.keys() == set(schema["required"]) == schema["properties"].keys()
+    for name in ("detector", "public_detector", "how_to_ask", "reports"):
+        part = schema["properties"][name]
+        assert post[name].keys() == set(part["required"]) == part["properties"].keys()
     for secret in ("acme", "beta", bound("acme").fingerprint, bound("beta").fingerprint):
         assert secret not in json.dumps(post)
 

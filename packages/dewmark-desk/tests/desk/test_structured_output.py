@@ -64,7 +64,7 @@ def test_a_schema_that_makes_no_sense_is_one_line():
 
 def test_hosts_that_cannot_write_json_say_so(open_service):
     """The tests' host knows words only."""
-    with pytest.raises(ConfigError, match="no tokens for this response_format"):
+    with pytest.raises(ConfigError, match="no tokens for such an answer"):
         constrained(bound("acme"), grammar_of(SCHEMA), marked=True)
     asked = {"model": "tiny", "prompt": "the old bridge", "response_format": {"type": "json_object"}}
     said = open_service(generates=True).post("/v1/completions", json=asked)

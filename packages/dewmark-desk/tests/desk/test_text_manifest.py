@@ -77,8 +77,7 @@ def certificate(subject, own, issuer, signing, *, ca):
     return made.sign(signing, hashes.SHA256())
 
 
-@pytest.fixture(scope="module")
-def providers(tmp_path_factory):
+def two_providers(tmp_path_factory):
     """Two providers, each under a root of its own: (provider, root)."""
     found = {}
     for who in ("us", "them"):
@@ -92,6 +91,11 @@ def providers(tmp_path_factory):
         (folder / "key.pem").write_bytes(own.private_bytes(PEM, *plain))
         found[who] = Provider(folder / "chain.pem", folder / "key.pem"), folder / "root.pem"
     return found
+
+
+@pytest.fixture(scope="module")
+def providers(tmp_path_factory):
+    return two_providers(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -211,19 +215,32 @@ def test_a_manifest_changes_no_verdict(signed):
 
 
 def test_both_layers_are_compared(signed, us, providers):
-    def layers(text, verdict, fingerprint=KEY.fingerprint):
-        (found,) = load_scheme(KEY).detect_batch([unmarked_text()])
-        found = dataclasses.replace(found, verdict=verdict, key_fingerprint=fingerprint)
-        return compared(read_manifest(text, roots=us[1]), found)
+    (found,) = load_scheme(KEY).detect_batch([unmarked_text()])
 
-    yes, no = Verdict.MARKED, Verdict.NOT_MARKED
-    assert layers(signed, yes).startswith("Both layers agree")
-    assert "stripped" in layers(example_text(), yes)
-    assert "Neither" in layers(unmarked_text(), no)
-    assert "mark is still there" in layers(signed.replace("ferry", "train"), yes)
-    assert "not found" in layers(signed, no)
-    assert "another key" in layers(signed, yes, "0" * 16)
-    assert "under no given root" in layers(signed_by(providers["them"][0], example_text()), yes)
+    def layers(text, verdict, fingerprint=KEY.fingerprint, keys=(KEY.fingerprint,)):
+        judged = dataclasses.replace(found, verdict=verdict, key_fingerprint=fingerprint)
+        return compared(read_manifest(text, roots=us[1]), judged, keys)[0]
+
+    yes, no, short = Verdict.MARKED, Verdict.NOT_MARKED, Verdict.TOO_SHORT
+    edited = signed.replace("ferry", "train")
+    assert layers(signed, yes) == "agree"
+    assert layers(signed, yes, "0" * 16) == "other_key"
+    assert layers(signed, no) == "mark_missing"
+    assert layers(signed, no, keys=["0" * 16]) == layers(signed, short) == "manifest_alone"
+    assert layers(edited, yes) == "altered_marked"
+    assert layers(edited, no) == "altered"
+    assert layers(example_text(), yes) == "mark_alone"
+    assert layers(unmarked_text(), no) == "neither"
+    forged = read_manifest(signed_by(providers["them"][0], example_text()), roots=us[1])
+    said = compared(forged, dataclasses.replace(found, verdict=yes), [KEY.fingerprint])
+    assert said[0] == "agree"
+    assert "under no given root" in said[1]
+
+
+def test_a_manifest_without_a_key_names_no_mark(us):
+    text = "Some text." + us[0].manifest("Some text.", model="tiny", scheme=None, fingerprint=None)
+    found = read_manifest(text, roots=us[1])
+    assert (found.state, found.model, found.fingerprint) == ("trusted", "tiny", None)
 
 
 def test_a_wrong_key_is_one_line(us, providers, tmp_path):

@@ -1,9 +1,10 @@
-"""How well a substitution reads, by a small causal language model: what it loses on the word and after it.
+"""How well a change reads, by a small causal language model: its loss on the changed words and after them.
 
-The text is read once. Each candidate is a branch of it: the new word and the next few words, which see the
-text before them and themselves but no other branch. So a candidate costs its own tokens only, and many are
-judged in one pass. Two numbers matter: a rare word is unlikely wherever it stands, so the loss on the word
-itself may be large; but where the words after it become unlikely, the new word does not fit.
+The text is read once. That alone tells how likely each change begins, which sorts out most of thousands of
+candidates. The others are branches of the text: the new words and the next few, which see the text before
+them and themselves but no other branch, so that many are judged in one pass. Two numbers matter: a rare word
+is unlikely wherever it stands, so the loss on the word itself may be large; but where the words after it
+become unlikely, the new word does not fit.
 
 Boundary: candidates in, losses in nats out. Which losses are too large is decided elsewhere.
 """
@@ -11,9 +12,9 @@ Boundary: candidates in, losses in nats out. Which losses are too large is decid
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from dewmark.workspace import Progress
 
 _WORDS_AFTER = 3
-_BEFORE = 256  # tokens of the text that a branch sees
-_ROW = 1024  # tokens of the text and its branches in one pass
+_PIECE, _BEFORE = 512, 128  # tokens that are read at once, and those before them that are read again
+_ROW = 768  # tokens of branches in one pass
 _AFTER = re.compile(rf"(?:\s*\S+){{0,{_WORDS_AFTER}}}")
 
 
@@ -38,11 +39,21 @@ class Loss(NamedTuple):
     after: float
 
 
-class Judge(Protocol):
-    """Says how well changes of a text read."""
+class Reading(Protocol):
+    """A text that has been read."""
 
-    def losses(self, text: str, candidates: Sequence[Candidate]) -> list[Loss]:
+    def openings(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Log-probability of the first token of each candidate."""
+
+    def losses(self, candidates: Sequence[Candidate]) -> list[Loss]:
         """The loss of each candidate, made alone."""
+
+
+class Judge(Protocol):
+    """Reads texts, to say how well changes of them read."""
+
+    def read(self, text: str) -> Reading:
+        """Read a text."""
 
 
 @dataclass(frozen=True)
@@ -58,82 +69,9 @@ class CausalJudge:
 
         return cls(load_host(name, device=device, dtype="float32", progress=progress))
 
-    def losses(self, text: str, candidates: Sequence[Candidate]) -> list[Loss]:
-        """The loss of each candidate, made alone."""
-        spans = sorted({(each.start, each.end, each.old) for each in candidates})
-        wanted = [*spans, *((each.start, each.end, each.new) for each in candidates)]
-        found = self._likelihoods(text, wanted)
-        own = {(start, end): found[i] for i, (start, end, _) in enumerate(spans)}
-        return [
-            Loss(own[each.start, each.end][0] - word, own[each.start, each.end][1] - after)
-            for each, (word, after) in zip(candidates, found[len(spans) :], strict=True)
-        ]
-
-    def _likelihoods(self, text: str, branches: Sequence[tuple[int, int, str]]) -> list[tuple[float, float]]:
-        """Log-probabilities of each branch (start, end, word): of the word, and of what follows it."""
-        tokenizer = self.host.tokenizer
-        (root,) = self.host.prompt_ids([""])
-        (trunk,) = tokenizer.encode([text])
-        ends = np.array([end for _, end in trunk.offsets])
-        made: list[_Branch] = []
-        for start, end, word in branches:
-            kept = int(np.searchsorted(ends, start, side="right"))
-            lead = text[int(ends[kept - 1]) if kept else 0 : start] + word
-            following = _AFTER.match(text, end)
-            tail = following.group() if following else ""
-            (joined,) = tokenizer.encode([lead + tail])
-            own = sum(1 for first, _ in joined.offsets if first < len(lead))
-            made.append(_Branch(kept, list(joined.ids), own))
-        found: list[tuple[float, float]] = [(0.0, 0.0)] * len(made)
-        for group in _groups(made):
-            start = max(made[group[0]].kept - _BEFORE, 0)
-            end = max(made[i].kept + _shared(made[i], trunk.ids) for i in group)
-            before = [*(root or [trunk.ids[0]]), *trunk.ids[start:end]]
-            shift = len(before) - end
-            for i, sums in zip(group, self._packed(before, [made[i] for i in group], shift), strict=True):
-                found[i] = sums
-        return found
-
-    def _packed(
-        self, before: Sequence[int], branches: Sequence[_Branch], shift: int
-    ) -> list[tuple[float, float]]:
-        """Sums of log-probabilities of branches behind one beginning of the text, in one pass.
-
-        What a branch has in common with the text is not read again.
-        """
-        import torch
-
-        ids, positions = list(before), list(range(len(before)))
-        group, reach = [0] * len(before), [0] * len(before)
-        places: list[list[int]] = []
-        for number, branch in enumerate(branches, start=1):
-            seen = branch.kept + shift
-            shared = _shared(branch, before[shift:])
-            rest = branch.ids[shared:]
-            places.append([*range(seen - 1, seen + shared), *range(len(ids), len(ids) + len(rest) - 1)])
-            places[-1] = places[-1][: len(branch.ids)]
-            ids += rest
-            positions += range(seen + shared, seen + len(branch.ids))
-            group += [number] * len(rest)
-            reach += [seen + shared] * len(rest)
-        model = self.host.model
-        device = self.host.device
-        row, column = torch.tensor(group), torch.tensor(positions)
-        own = (row[:, None] == row[None, :]) & (column[None, :] <= column[:, None])
-        own |= (row[None, :] == 0) & (column[None, :] < torch.tensor(reach)[:, None])
-        mask = torch.zeros(own.shape, dtype=model.dtype).masked_fill_(~own, torch.finfo(model.dtype).min)
-        with torch.no_grad():
-            logits: torch.Tensor = model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=column[None].to(device),
-                attention_mask=mask[None, None].to(device),
-                use_cache=False,
-            ).logits[0]
-        sums = []
-        for branch, heads in zip(branches, places, strict=True):
-            chosen = logits[heads].float().log_softmax(-1)[range(len(heads)), branch.ids]
-            sums.append((float(chosen[: branch.own].sum()), float(chosen[branch.own :].sum())))
-        return sums
+    def read(self, text: str) -> CausalReading:
+        """Read a text."""
+        return CausalReading(self.host, text)
 
 
 class _Branch(NamedTuple):
@@ -144,26 +82,130 @@ class _Branch(NamedTuple):
     own: int
 
 
-def _shared(branch: _Branch, trunk: Sequence[int]) -> int:
-    """How many ids a branch begins with that the text has there too."""
-    same = 0
-    for own, other in zip(branch.ids, trunk[branch.kept :], strict=False):
-        if own != other:
-            break
-        same += 1
-    return same
+class _Piece(NamedTuple):
+    """Ids [start, end) of the text as the model has read them; id i stands at place i + ``shift``."""
+
+    start: int
+    end: int
+    shift: int
+    cache: Any
+    logs: torch.Tensor
 
 
-def _groups(branches: Sequence[_Branch]) -> list[list[int]]:
-    """Branches in the order of the text, as many at once as fit into a row."""
-    order = sorted(range(len(branches)), key=lambda i: branches[i].kept)
-    groups: list[list[int]] = []
+class CausalReading:
+    """A text as a causal model has read it."""
+
+    def __init__(self, host: TransformersHost, text: str) -> None:
+        self._host, self._text = host, text
+        (trunk,) = host.tokenizer.encode([text])
+        self._ids = list(trunk.ids)
+        self._ends = np.array([end for _, end in trunk.offsets])
+        self._pieces = [self._piece(start) for start in range(0, len(self._ids), _PIECE)]
+
+    def openings(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Log-probability of the first token of each candidate."""
+        branches = [self._branch(each.start, each.end, each.new) for each in candidates]
+        return [self._first(self._piece_of(branch), branch) for branch in branches]
+
+    def losses(self, candidates: Sequence[Candidate]) -> list[Loss]:
+        """The loss of each candidate, made alone."""
+        spans = sorted({(each.start, each.end, each.old) for each in candidates})
+        wanted = [*spans, *((each.start, each.end, each.new) for each in candidates)]
+        found = self._likelihoods([self._branch(*each) for each in wanted])
+        own = {(start, end): found[i] for i, (start, end, _) in enumerate(spans)}
+        return [
+            Loss(own[each.start, each.end][0] - word, own[each.start, each.end][1] - after)
+            for each, (word, after) in zip(candidates, found[len(spans) :], strict=True)
+        ]
+
+    def _piece(self, start: int) -> _Piece:
+        import torch
+        from transformers import DynamicCache
+
+        end, first = min(start + _PIECE, len(self._ids)), max(start - _BEFORE, 0)
+        (root,) = self._host.prompt_ids([""])
+        ids = [*(root or self._ids[:1]), *self._ids[first:end]]
+        cache = DynamicCache()
+        with torch.no_grad():
+            logits = self._host.model(
+                input_ids=torch.tensor([ids], device=self._host.device), past_key_values=cache, use_cache=True
+            ).logits[0]
+        return _Piece(start, end, len(ids) - end, cache, logits.float().log_softmax(-1))
+
+    def _piece_of(self, branch: _Branch) -> _Piece:
+        return self._pieces[max(branch.kept - 1, 0) // _PIECE]
+
+    def _branch(self, start: int, end: int, new: str) -> _Branch:
+        kept = int(np.searchsorted(self._ends, start, side="right"))
+        lead = self._text[int(self._ends[kept - 1]) if kept else 0 : start] + new
+        following = _AFTER.match(self._text, end)
+        (joined,) = self._host.tokenizer.encode([lead + (following.group() if following else "")])
+        return _Branch(kept, list(joined.ids), sum(1 for first, _ in joined.offsets if first < len(lead)))
+
+    def _first(self, piece: _Piece, branch: _Branch) -> float:
+        return float(piece.logs[branch.kept + piece.shift - 1, branch.ids[0]])
+
+    def _likelihoods(self, branches: Sequence[_Branch]) -> list[tuple[float, float]]:
+        """Log-probabilities of each branch: of its own words, and of what follows them."""
+        found: list[tuple[float, float]] = [(0.0, 0.0)] * len(branches)
+        for piece in self._pieces:
+            inside = [i for i, branch in enumerate(branches) if self._piece_of(branch) is piece]
+            for group in _groups(branches, inside):
+                some = [branches[i] for i in group]
+                for i, logs in zip(group, self._packed(piece, some), strict=True):
+                    found[i] = sum(logs[: branches[i].own]), sum(logs[branches[i].own :])
+        return found
+
+    def _packed(self, piece: _Piece, branches: Sequence[_Branch]) -> list[list[float]]:
+        """Log-probabilities of the ids of branches behind one piece of the text, in one pass."""
+        import torch
+
+        ids: list[int] = []
+        group: list[int] = []
+        positions: list[int] = []
+        reach: list[int] = []
+        for number, branch in enumerate(branches):
+            seen, size = branch.kept + piece.shift, len(branch.ids) - 1
+            ids += branch.ids[:-1]
+            group += [number] * size
+            positions += range(seen, seen + size)
+            reach += [seen] * size
+        if not ids:
+            return [[self._first(piece, branch)] for branch in branches]
+        model, device = self._host.model, self._host.device
+        row, column = torch.tensor(group), torch.tensor(positions)
+        own = (row[:, None] == row[None, :]) & (column[None, :] <= column[:, None])
+        before = torch.arange(len(piece.logs))[None, :] < torch.tensor(reach)[:, None]
+        open_ = torch.cat((before, own), dim=1)
+        mask = torch.zeros(open_.shape, dtype=model.dtype).masked_fill_(~open_, torch.finfo(model.dtype).min)
+        with torch.no_grad():
+            logits: torch.Tensor = model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=column[None].to(device),
+                attention_mask=mask[None, None].to(device),
+                past_key_values=piece.cache,
+                use_cache=True,
+            ).logits[0]
+        piece.cache.crop(-len(ids))
+        logs = logits.float().log_softmax(-1)
+        made: list[list[float]] = []
+        at = 0
+        for branch in branches:
+            rest = logs[range(at, at + len(branch.ids) - 1), branch.ids[1:]].tolist()
+            made.append([self._first(piece, branch), *rest])
+            at += len(branch.ids) - 1
+        return made
+
+
+def _groups(branches: Sequence[_Branch], chosen: Sequence[int]) -> Iterator[list[int]]:
+    """Branches in their order, as many at once as fit into a row."""
+    group: list[int] = []
     size = 0
-    for i in order:
+    for i in chosen:
+        if group and size + len(branches[i].ids) > _ROW:
+            yield group
+            group, size = [], 0
+        group.append(i)
         size += len(branches[i].ids)
-        if groups and size <= _ROW and branches[i].kept - branches[groups[-1][0]].kept < _BEFORE:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-            size = len(branches[i].ids)
-    return groups
+    if group:
+        yield group

@@ -22,11 +22,11 @@ from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
 from dewmark_rewrite.documents import Document
-from dewmark_rewrite.fluency import CausalJudge, Judge
+from dewmark_rewrite.fluency import CausalJudge, Judge, Reading
 from dewmark_rewrite.meaning import MeaningCheck
 from dewmark_rewrite.paraphrase import Writer, drafts, endpoint_writer, local_writer
 from dewmark_rewrite.protection import protected_spans
-from dewmark_rewrite.search import Limits, Step, pruned, search, size
+from dewmark_rewrite.search import Limits, Step, gains, pruned, search, size
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from dewmark_rewrite.endpoint import ChatEndpoint
 
 ENGINES = ("substitution", "edit", "paraphrase")
-_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 6.0, 1.5, 6.0  # nats of loss from which a change reads badly
+_MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 9.0, 1.5, 9.0  # nats of loss from which a change reads badly
+_LEAST_OPENING = -9.0  # log-probability of a change's first token
+_LEAST_WORTH = 0.04  # of z, alone: what adds less is not read
+_MOST_ALIKE = 2  # changes of a text that bring the same words
 _PRICE = {"substitution": 0.005, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
 
@@ -214,7 +217,15 @@ class Rewriter:
             )
             return list(found)
         listed = Thesaurus.load(options.synonyms).candidates(text, protected=protected)
-        return readable(text, listed, self._judge)
+        if self._judge is None:
+            return listed
+        reading = self._judge.read(text)
+        likely = [
+            each for each, log in zip(listed, reading.openings(listed), strict=True) if log >= _LEAST_OPENING
+        ]
+        worth = gains(text, [], likely, self._score, *self._score([text]))
+        useful = [each for each, gain in zip(likely, worth, strict=True) if gain >= _LEAST_WORTH]
+        return readable(useful, reading)
 
     def _score(self, texts: Sequence[str]) -> list[float]:
         return [found.z for found in self._bound.detect_batch(texts)]
@@ -227,7 +238,10 @@ class Rewriter:
     def _allowed(
         self, text: str, review: Review | None, change: Candidate, before: Sequence[Candidate]
     ) -> bool:
-        if self.options.engine != "paraphrase" and not self._keeps_meaning(text, change, before):
+        alike = sum(_brought(each) == _brought(change) for each in before)
+        if self.options.engine != "paraphrase" and (
+            alike >= _MOST_ALIKE or not self._keeps_meaning(text, change, before)
+        ):
             return False
         return review is None or review(change, self._score([apply(text, before)])[0])
 
@@ -273,13 +287,11 @@ def rewrite(text: str, mark: Key | Detector | Watermark, **options: Any) -> Rewr
     return Rewriter(mark, Options(**options)).rewrite(text)
 
 
-def readable(text: str, candidates: Sequence[Candidate], judge: Judge | None) -> list[Candidate]:
-    """The candidates that a judge accepts, with their costs; all of them if there is no judge."""
-    if judge is None or not candidates:
-        return list(candidates)
+def readable(candidates: Sequence[Candidate], reading: Reading) -> list[Candidate]:
+    """The candidates that read well, with their costs."""
     return [
         replace(each, cost=loss.word + loss.after)
-        for each, loss in zip(candidates, judge.losses(text, candidates), strict=True)
+        for each, loss in zip(candidates, reading.losses(candidates), strict=True)
         if loss.word <= _MOST_ON_WORD and loss.after <= _MOST_AFTER and loss.word + loss.after <= _MOST_IN_ALL
     ]
 
@@ -291,6 +303,12 @@ def check_english(text: str) -> None:
         raise InputError(
             f"the text is in {language_name(language)}: synonyms are English only, use the engine paraphrase"
         )
+
+
+def _brought(change: Candidate) -> frozenset[str]:
+    """The words that a change brings, or takes away if it brings none."""
+    old, new = (frozenset(part.lower().replace(",", "").split()) for part in (change.old, change.new))
+    return new - old or old
 
 
 def _part(text: str, sentence: Span, changes: Sequence[Candidate]) -> str:

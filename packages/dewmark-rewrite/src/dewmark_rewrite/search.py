@@ -2,7 +2,8 @@
 
 The score of a text is the detector's own z, so a change is worth exactly what it adds to z: the word itself,
 and the contexts of the words after it. Changes are taken one by one, the most valuable first. What a change
-adds depends on its neighbours, so after each one the best of the others are scored again.
+adds depends on its neighbours, so after each one the best of the others are scored again. Words are what is
+spent: a change of two must bring twice as much as a change of one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Limits:
     price: float = 0.0
     allowed: Callable[[Candidate, Sequence[Candidate]], bool] = lambda change, before: True
 
+    def worth(self, change: Candidate, gain: float) -> float:
+        """What a change brings for each word that it changes."""
+        return (gain - self.price * max(change.cost, 0.0)) / size(change)
+
 
 def size(change: Candidate) -> int:
     """How many words a change changes."""
@@ -56,18 +61,18 @@ def size(change: Candidate) -> int:
 def search(text: str, candidates: Sequence[Candidate], score: Score, limits: Limits) -> list[Step]:
     """The changes to make, in the order in which they were chosen."""
     (z,) = score([text])
-    left = dict(zip(candidates, _gains(text, [], candidates, score, z), strict=True))
+    left = dict(zip(candidates, gains(text, [], candidates, score, z), strict=True))
     steps: list[Step] = []
     spent, last = 0, -(1 << 30)
     while left and not limits.enough(apply(text, _changes(steps)), z):
         before = _changes(steps)
         open_ = [each for each in left if spent + size(each) <= limits.words]
-        ranked = sorted(open_, key=lambda each: limits.price * max(each.cost, 0.0) - left[each])
+        ranked = sorted(open_, key=lambda each: limits.worth(each, left[each]), reverse=True)
         near = [each for each in open_ if abs(each.start - last) <= _NEAR]
         again = list(dict.fromkeys((*ranked[:_SCORED_AGAIN], *near)))
-        left.update(zip(again, _gains(text, before, again, score, z), strict=True))
-        best = max(again, key=lambda each: left[each] - limits.price * max(each.cost, 0.0), default=None)
-        if best is None or left[best] - limits.price * max(best.cost, 0.0) < _LEAST_GAIN:
+        left.update(zip(again, gains(text, before, again, score, z), strict=True))
+        best = max(again, key=lambda each: limits.worth(each, left[each]), default=None)
+        if best is None or limits.worth(best, left[best]) < _LEAST_GAIN:
             break
         if not limits.allowed(best, before):
             del left[best]
@@ -99,9 +104,10 @@ def _changes(steps: Sequence[Step]) -> list[Candidate]:
     return [step.change for step in steps]
 
 
-def _gains(
+def gains(
     text: str, before: Sequence[Candidate], candidates: Sequence[Candidate], score: Score, z: float
 ) -> list[float]:
+    """What each candidate adds to z of the text with the changes before it, which is ``z``."""
     if not candidates:
         return []
     return [found - z for found in score([apply(text, [*before, each]) for each in candidates])]

@@ -29,7 +29,12 @@ _TAGS = {
     "AV0": ("r", "RB"), "VVB": ("v", "VB"), "VVI": ("v", "VB"), "VVZ": ("v", "VBZ"), "VVD": ("v", "VBD"),
     "VVN": ("v", "VBN"), "VVG": ("v", "VBG"),
 }  # fmt: skip
-_CLASSES = "vnarx"
+_CLASSES = "vnarx+"
+_MARKS = ".!"  # that end a sentence to which words may be added
+_LEAST_SENTENCE = 5  # words of a sentence to which words are added or from which they are taken
+_NO_COMMA = frozenset({"and", "now", "plus", "so", "then"})  # openings without one
+_ME = ("I", "I'", "I’")
+_HELPERS = ("VB", "VH", "VM")  # be, have, and verbs such as "can"
 _PARTICLE = "AVP"
 _BETWEEN = frozenset({"AJ0", "AJC", "AJS", "AV0", "ORD", "CRD", "NN1", "VVN", "VVG"})  # article and noun
 _SINGLE = frozenset(["a", "an", "another", "each", "every", "one"])
@@ -88,7 +93,7 @@ class Token:
 
 
 class Thesaurus:
-    """Groups of words by class (v, n, a, r, x) and lemma or spelling."""
+    """Groups of words by class (v, n, a, r, x) and lemma or spelling; class + are words to add, by place."""
 
     def __init__(self, groups: dict[str, dict[str, list[str]]]) -> None:
         self._groups = groups
@@ -112,12 +117,16 @@ class Thesaurus:
         for sentence in sentences(text):
             tagged = _tagged(text, sentence)
             for i in range(len(tagged)):
-                for end, new in (*self._of_word(tagged, i), *self._of_phrase(tagged, i), *_turned(tagged, i)):
+                changes = (self._of_word, self._of_phrase, self._added, self._left_out)
+                for end, new in (
+                    *(pair for each in changes for pair in each(tagged, i)),
+                    *_turned(tagged, i),
+                ):
                     span = Span(tagged[i].span.start, tagged[end].span.end)
                     old = text[span.start : span.end]
                     if new.casefold() == old.casefold() or any(span.overlaps(other) for other in protected):
                         continue
-                    new = new[0].upper() + new[1:] if old[0].isupper() else new
+                    new = new[0].upper() + new[1:] if i == 0 or old[0].isupper() else new
                     found.append(Candidate(span.start, span.end, old, new))
         return list(dict.fromkeys(found))
 
@@ -151,6 +160,36 @@ class Thesaurus:
             for new in self._groups["x"].get(" ".join(spelled), ()):
                 if _article_fits(tagged, i, new):
                     yield end, new
+
+    def _added(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+        """Token i with a word before or after it that a sentence can do without: "also", "in fact"."""
+        here, after = tagged[i], tagged[i + 1] if i + 1 < len(tagged) else None
+        if not here.text[0].isalpha() or _short(tagged):
+            return
+        if i == 0:
+            if not _named(tagged, 0):
+                lower = here.text if here.text[:2] in _ME else here.text[0].lower() + here.text[1:]
+                for other in self._groups["+"].get("opening", ()):
+                    yield i, f"{other}{' ' if other in _NO_COMMA else ', '}{lower}"
+            return
+        if after is not None and after.text in _MARKS:
+            for other in self._groups["+"].get("ending", ()):
+                yield i, f"{here.text} {other}"
+        before = tagged[i - 1]
+        if before.text[0].isalpha() and not _named(tagged, i):
+            for place in _places(before, here):
+                for other in self._groups["+"].get(place, ()):
+                    if other not in (here.text, before.text) and _article_fits(tagged, i, other):
+                        yield i, f"{other} {here.text}"
+
+    def _left_out(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+        """Token i + 1 without token i, which could have been added before it."""
+        if not 0 < i < len(tagged) - 1 or _short(tagged) or not tagged[i - 1].text[0].isalpha():
+            return
+        before, here, after = tagged[i - 1 : i + 2]
+        listed = (self._groups["+"].get(place, ()) for place in _places(before, after))
+        if any(here.text in words for words in listed) and _article_fits([before, after], 1, after.text):
+            yield i + 1, after.text
 
 
 def apply(text: str, changes: Sequence[Candidate]) -> str:
@@ -186,7 +225,7 @@ def _parse(text: str, name: str) -> dict[str, dict[str, list[str]]]:
         listed = [word.replace("_", " ") for word in heads.split()]
         allowed = [word.replace("_", " ") for word in others.split()] if arrow else listed
         if kind not in groups or not listed or len({*listed, *allowed}) < 2:
-            raise InputError(f"{name}, line {number}: write a class (v n a r x) and at least two words")
+            raise InputError(f"{name}, line {number}: write a class (v n a r x +) and at least two words")
         for word in listed:
             known = groups[kind].setdefault(word, {})
             known.update(dict.fromkeys(other for other in allowed if other != word))
@@ -236,6 +275,26 @@ def _inflects(lemma: str, inflection: str, form: str) -> bool:
     import lemminflect
 
     return form in lemminflect.getInflection(lemma, inflection, inflect_oov=False)
+
+
+def _short(tagged: Sequence[Token]) -> bool:
+    """Whether a sentence is too short to add to: a heading, an item of a list."""
+    return sum(token.text[0].isalpha() for token in tagged) < _LEAST_SENTENCE
+
+
+def _places(before: Token, here: Token) -> Iterator[str]:
+    """What kinds of place there are between two words, as the list calls them."""
+    helped = before.tag.startswith(_HELPERS)
+    if (here.tag.startswith("VV") and before.tag not in ("AT0", "DPS", "AJ0")) or helped:
+        yield "verb"
+    if here.tag in ("AJ0", "AV0"):
+        yield "adjective"
+    if here.tag in _NOUNS and before.tag in ("AT0", "DPS", "DT0"):
+        yield f"noun {here.tag}"
+    if here.tag == "PRP" and (before.tag in _NOUNS or before.tag.startswith("VV")):
+        yield "preposition"
+    if here.tag == "VVN" and before.tag in _NOUNS:
+        yield f"participle {before.tag}"
 
 
 def _named(tagged: Sequence[Token], i: int) -> bool:

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.rewrite.test_rewriting import TEXT
+from tests.rewrite.test_rewriting import FEW, TEXT
 
 from dewmark import Key
 from dewmark.cli.app import main
 
-PLAIN = ("--judge", "none", "--similarity", "-1", "-q")
+PLAIN = ("--judge", "none", "--similarity", "-1", "--synonyms", str(FEW), "-q")
 FIELDS = next(
     line
     for line in (Path(__file__).parents[4] / "docs" / "json.md").read_text(encoding="utf-8").splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from dewmark.hosts.fake import FakeHost
 from dewmark_rewrite.fluency import CausalJudge
@@ -17,7 +18,7 @@ def test_losses_are_those_of_the_text_read_again():
     host = FakeHost(kind="bytes", vocab_size=400)
     pairs = [("old", "new"), ("built", "made"), ("many", "most"), ("people", "persons"), ("daily", "often")]
     candidates = [Candidate(at := TEXT.index(old), at + len(old), old, new) for old, new in pairs]
-    found = CausalJudge(host).losses(TEXT, candidates)
+    found = CausalJudge(host).read(TEXT).losses(candidates)
     for each, loss in zip(candidates, found, strict=True):
         tail = re.compile(r"(?:\s*\S+){0,3}").match(TEXT, each.end).group()
         old, new = (TEXT[: each.start] + word + tail for word in (each.old, each.new))
@@ -25,5 +26,30 @@ def test_losses_are_those_of_the_text_read_again():
         assert loss.word + loss.after == pytest.approx(before - after, abs=1e-3)
 
 
+def test_the_opening_of_a_change_is_its_first_token():
+    host = FakeHost(kind="bytes", vocab_size=400)
+    change = Candidate(at := TEXT.index("old"), at + 3, "old", "new")
+    (found,) = CausalJudge(host).read(TEXT).openings([change])
+    (root,) = host.prompt_ids([""])
+    (joined,) = host.tokenizer.encode([TEXT[:at] + "new"])
+    first = next(i for i, (_, end) in enumerate(joined.offsets) if end > at)
+    before = [*(root or joined.ids[:1]), *joined.ids[:first]]
+    with torch.no_grad():
+        logs = host.model(torch.tensor([before])).logits[0, -1].float().log_softmax(-1)
+    assert found == pytest.approx(float(logs[joined.ids[first]]), abs=1e-3)
+
+
+def test_long_texts_are_read_in_pieces():
+    text = " ".join([TEXT] * 8)
+    change = Candidate(at := text.rindex("old"), at + 3, "old", "new")
+    (whole,) = CausalJudge(FakeHost(kind="bytes", vocab_size=400)).read(text).losses([change])
+    (alone,) = (
+        CausalJudge(FakeHost(kind="bytes", vocab_size=400))
+        .read(text[-240:])
+        .losses([Candidate(at - len(text) + 240, at - len(text) + 243, "old", "new")])
+    )
+    assert whole.word == pytest.approx(alone.word, abs=0.5)
+
+
 def test_no_candidates_no_losses():
-    assert CausalJudge(FakeHost(kind="bytes", vocab_size=400)).losses(TEXT, []) == []
+    assert CausalJudge(FakeHost(kind="bytes", vocab_size=400)).read(TEXT).losses([]) == []

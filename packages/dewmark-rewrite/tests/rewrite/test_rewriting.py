@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.fakes import BagEncoder
 
-from dewmark import ConfigError, Detector, Key
-from dewmark.errors import InputError, ModelError
-from dewmark_rewrite import Options, Rewriter, rewrite
+from dewmark import ConfigError, Detector, Key, Watermark
+from dewmark.errors import InputError, ModelError, UnknownNameError
+from dewmark.hosts.fake import FakeHost
+from dewmark.registry import Registry
+from dewmark_rewrite import Document, Options, Rewriter, rewrite
 from dewmark_rewrite.endpoint import ChatEndpoint
 from dewmark_rewrite.fluency import Loss
 from dewmark_rewrite.meaning import MeaningCheck, same_facts
@@ -28,11 +33,12 @@ that the project is useful and affordable for the whole region. Several experts 
 carefully and found few mistakes, but they recommend additional tests. The town obtained a loan to
 construct a new road, which allows visitors to reach the area quickly."""
 KEY = Key(bytes(range(32)))
+FEW = Path(__file__).with_name("few.txt")
 
 
 def plain(**options: object) -> Options:
-    """Options without models."""
-    return Options(judge=None, encoders=[BagEncoder()], similarity=-1.0, **options)  # type: ignore[arg-type]
+    """Options without models, and with a short list."""
+    return Options(judge=None, encoders=[BagEncoder()], similarity=-1.0, synonyms=FEW, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +89,12 @@ class TestRewriting:
         assert len(asked) == len(set(asked)) > 5
 
     def test_a_sentence_that_would_lose_its_meaning_stays(self, detector):
-        strict = Options(judge=None, encoders=[BagEncoder()], similarity=1.0)
+        strict = replace(plain(), similarity=1.0)
         assert Rewriter(detector, strict).rewrite(TEXT).text == TEXT
 
     def test_a_member_and_a_payload_are_found(self):
         key = Key(bytes(range(32)), members=4, payload_bits=2)
-        made = rewrite(TEXT, key, judge=None, encoders=[BagEncoder()], similarity=-1.0, member=2, payload=3,
+        made = rewrite(TEXT, key, judge=None, synonyms=FEW, similarity=-1.0, member=2, payload=3,
                        budget=0.4, target_p=1e-12)  # fmt: skip
         alone = Rewriter(key, plain(member=2, payload=3))
         other = Rewriter(key, plain(member=1, payload=3))
@@ -185,13 +191,56 @@ class TestMeaning:
         assert not check.keeps("the old bridge", "completely different words")
 
 
-def test_a_judge_s_limits():
-    class Stern:
-        def losses(self, text, candidates):
-            return [Loss(7.0, 0.0), Loss(1.0, 3.0), Loss(1.0, 0.5)]
+class Stern:
+    """A judge by a table of openings and losses of the new words."""
 
+    def __init__(self, openings=None, losses=None):
+        self._openings, self._losses, self.judged = openings or {}, losses or {}, []
+
+    def read(self, text):
+        return self
+
+    def openings(self, candidates):
+        return [self._openings.get(each.new, -1.0) for each in candidates]
+
+    def losses(self, candidates):
+        self.judged += candidates
+        return [self._losses.get(each.new, Loss(0.0, 0.0)) for each in candidates]
+
+
+def test_a_judge_s_limits():
     candidates = [Candidate(0, 1, "a", new) for new in "bcd"]
-    assert [(each.new, each.cost) for each in readable("a", candidates, Stern())] == [("d", 1.5)]
+    stern = Stern(losses={"b": Loss(10.0, 0.0), "c": Loss(1.0, 3.0), "d": Loss(1.0, 0.5)})
+    assert [(each.new, each.cost) for each in readable(candidates, stern)] == [("d", 1.5)]
+
+
+def test_only_likely_and_useful_changes_are_read_in_full(detector):
+    listed = Rewriter(detector, plain()).candidates(Document(TEXT))
+    unlikely = {each.new: -20.0 for each in listed[::2]}
+    judge = Stern(openings=unlikely)
+    Rewriter(detector, replace(plain(), judge=judge)).candidates(Document(TEXT))
+    z = detector.scheme.detect(TEXT).z
+    assert 0 < len(judge.judged) < len(listed) / 2
+    for each in judge.judged:
+        assert each.new not in unlikely
+        assert detector.scheme.detect(apply(TEXT, [each])).z > z
+
+
+def test_no_change_comes_more_than_twice(detector):
+    made = Rewriter(detector, plain(target_p=1e-12, budget=0.4)).rewrite(TEXT)
+    brought = Counter(frozenset(s.change.new.lower().split()) - frozenset(s.change.old.lower().split())
+                      for s in made.steps)  # fmt: skip
+    del brought[frozenset()]
+    assert max(brought.values()) <= 2
+
+
+def test_a_watermark_rewrites(monkeypatch):
+    mark = Watermark(KEY, host=FakeHost(kind="bytes", vocab_size=400))
+    made = mark.rewrite(TEXT, judge=None, similarity=-1.0, budget=0.1, synonyms=FEW)
+    assert mark.detect(made.text).z > mark.detect(TEXT).z + 1.0
+    monkeypatch.setattr("dewmark.watermark._REWRITERS", Registry("way", {}, companion="nothing-of-this-name"))
+    with pytest.raises(UnknownNameError, match="pip install nothing-of-this-name"):
+        mark.rewrite(TEXT)
 
 
 class TestParaphrase:

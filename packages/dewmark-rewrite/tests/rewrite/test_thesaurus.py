@@ -42,10 +42,33 @@ class TestInflection:
         assert not [new for old, new in offered("The staffs were sent home.") if new == "personnels"]
 
     def test_a_verb_with_a_particle_stays(self):
-        assert not {old for old, _ in offered("She started out from the village at dawn.")} & {"started"}
+        found = offered("She started out from the village at dawn.")
+        assert all(new.endswith("started") for old, new in found if old == "started")
 
     def test_a_capital_stays_a_capital(self):
         assert ("However", "Nevertheless") in offered("However, the river rose again.")
+
+
+class TestAddedWords:
+    def test_words_are_added_where_the_grammar_has_a_place_for_them(self):
+        found = offered("The manager will explain the new plan to the old members.")
+        assert {("explain", "also explain"), ("new", "very new"), ("The", "In fact, the")} <= found
+        assert {("The", "So the"), ("members", "members as well")} <= found
+        assert not {new for _, new in found} & {"also the", "very plan", "also manager"}
+
+    def test_an_added_word_can_be_left_out_again(self):
+        found = offered("The manager will also explain the very old plan to us.")
+        assert {("also explain", "explain"), ("very old", "old")} <= found
+
+    def test_the_article_must_fit_what_is_added_or_left(self):
+        found = offered("It is an old plan of theirs, but a truly easy one.")
+        assert {("old", "especially old"), ("It", "In fact, it")} <= found
+        assert ("old", "very old") not in found
+        assert ("truly easy", "easy") not in found
+
+    @pytest.mark.parametrize("text", ["Our new plans", "Then Anna Miller saw the old bridge over the river."])
+    def test_headings_and_names_get_nothing(self, text):
+        assert not {(old, new) for old, new in offered(text) if new.endswith((" new", " Anna", " Miller"))}
 
 
 class TestOrder:

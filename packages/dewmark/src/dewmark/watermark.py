@@ -16,8 +16,10 @@ from dewmark.errors import ConfigError
 from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
 from dewmark.hosts.streaming import stream_text
+from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
 from dewmark.policy import Policy, policed
+from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
 from dewmark.workspace import Expectations, HostInfo, Progress
@@ -30,6 +32,9 @@ __all__ = ["DEFAULT_DECODING", "Watermark"]
 _T = TypeVar("_T")
 
 DEFAULT_DECODING = Decoding()
+_REWRITERS = Registry(
+    "way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite"
+)
 
 
 class Watermark(DetectsMarks):
@@ -48,14 +53,16 @@ class Watermark(DetectsMarks):
         settings: Mapping[str, Any] | None = None,
         reader: Reads = None,
         policy: Policy | None = None,
+        provider: Signs | None = None,
         device: str = "auto",
         dtype: str = "auto",
         progress: Progress | None = None,
     ) -> None:
         """Bind a scheme, by name and ``settings``, to a key and a host; ``reader`` reads what is detected.
 
-        ``policy`` says which parts of a text are left unmarked; without one, all is marked. The weights of a
-        host given by name are loaded when they are first needed.
+        ``policy`` says which parts of a text are left unmarked; without one, all is marked. ``provider``
+        appends a signed manifest to every text. The weights of a host given by name are loaded when they are
+        first needed.
         """
         # cached: a scheme that runs the host to detect shares it with `generate`
         load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
@@ -64,6 +71,7 @@ class Watermark(DetectsMarks):
         self._progress = progress
         self._reader = reader
         self.policy = policy
+        self.provider = provider
         workspace = open_workspace(self._open_host, load=load, progress=progress)
         self.scheme: BoundScheme = chosen_scheme(scheme, settings, [key]).bind(key, info, workspace)
 
@@ -99,12 +107,14 @@ class Watermark(DetectsMarks):
         host's generation_config says; ``options`` such as ``max_new_tokens`` override either. ``member`` of
         the key's ring marks the text, by default the one that the seed chooses, and it carries ``payload``.
         """
-        (text,) = self._prompts(_one(prompt), _one(messages))
-        return self.host.generate(
-            [text],
-            scheme=self.marking(member=member, payload=payload),
-            seeds=[_drawn_seed() if seed is None else seed],
-            decoding=self._decoding(decoding, chat=messages is not None, options=options),
+        return self.generate_batch(
+            _one(prompt),
+            messages=_one(messages),
+            seeds=None if seed is None else [seed],
+            member=member,
+            payload=payload,
+            decoding=decoding,
+            **options,
         )[0]
 
     def stream(
@@ -120,13 +130,14 @@ class Watermark(DetectsMarks):
     ) -> Iterator[str]:
         """The text of `generate`, piece by piece as it is written."""
         (text,) = self._prompts(_one(prompt), _one(messages))
-        return stream_text(
+        pieces = stream_text(
             self.host,
             text,
             scheme=self.marking(member=member, payload=payload),
             seed=_drawn_seed() if seed is None else seed,
             decoding=self._decoding(decoding, chat=messages is not None, options=options),
         )
+        return with_manifest(pieces, self.provider, self.host.name, self.scheme)
 
     def generate_batch(
         self,
@@ -146,7 +157,7 @@ class Watermark(DetectsMarks):
         A text depends on its own prompt and seed, not on its batch.
         """
         texts = self._prompts(prompts, messages)
-        return self.host.generate(
+        made = self.host.generate(
             texts,
             scheme=self.marking(member=member, payload=payload),
             seeds=seeds if seeds is not None else [_drawn_seed() for _ in texts],
@@ -154,6 +165,14 @@ class Watermark(DetectsMarks):
             batch_size=batch_size,
             on_batch=on_batch,
         )
+        return [append_manifest(each, self.provider, self.host.name, self.scheme) for each in made]
+
+    def rewrite(self, text: str, **options: Any) -> Any:  # noqa: ANN401 - `dewmark_rewrite.Rewritten`
+        """Mark a text that already exists, by changing few of its words (needs ``dewmark-rewrite``).
+
+        ``options`` are those of `dewmark_rewrite.Options`, such as ``budget`` and ``target_p``.
+        """
+        return _REWRITERS["rewrite"](text, self, **options)
 
     def _prompts(
         self, prompts: Sequence[str] | None, conversations: Sequence[Conversation] | None

@@ -74,6 +74,18 @@ def comply(
     detector_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of the detector (dewmark serve).")
     ] = None,
+    public_page: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the public detector's page.")
+    ] = None,
+    quality: Annotated[
+        Path | None, typer.Option(metavar="quality.json", help="The report of dewmark quality, to include.")
+    ] = None,
+    policy_proof: Annotated[
+        Path | None, typer.Option(metavar="PROOF.json", help="The file of dewmark policy prove, to include.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="CHAIN.pem", help="The certificate that signs manifests.")
+    ] = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
     device: options.Device = "auto",
@@ -92,6 +104,7 @@ def comply(
     from dewmark.batch import Negatives
     from dewmark.hosts import load_host
     from dewmark.opening import DEFAULT_HOST
+    from dewmark_desk.compliance.layers import read_given
     from dewmark_desk.compliance.measuring import check_attacks, measure
     from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, DossierPlan
     from dewmark_desk.signing import SigningKey
@@ -117,6 +130,8 @@ def comply(
         batch_size=batch_size,
     )
     check_attacks(plan)
+    files = {"quality": quality, "proof": policy_proof, "certificate": certificate}
+    read_given(None, **files, public_page=public_page)  # report mistakes before the host is loaded
     unmarked = Negatives([*Negatives.packaged().documents, *_own_texts(negatives or ())])
     chat = _chat_format(name)
     if dry_run:
@@ -127,6 +142,7 @@ def comply(
         watermark = options.load_watermark(
             secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
         )
+        given = read_given(watermark.scheme, **files, public_page=public_page)
         judging = None if judge is None else load_host(judge, device=device, dtype=dtype, progress=progress)
         measured = measure(
             watermark,
@@ -148,6 +164,7 @@ def comply(
         provider=provider,
         contact=contact,
         level=plan.levels[0],
+        public_page=public_page,
         signers=[signing.public],
     )
     dossier = build_dossier(
@@ -160,6 +177,7 @@ def comply(
         chat=chat,
         judge=judge or name,
         access=access,
+        given=given,
     )
     _save(out, dossier, access, signing)
     say(f"wrote {out / 'dossier.md'}, .pdf, .json and .jws, and {out / 'signpost.json'}", quiet=quiet)

@@ -186,6 +186,32 @@ def verify_(
 
 
 @app.command()
+def seal(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder, such as a public detector's page.")
+    ],
+    signer: Annotated[
+        Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
+    ],
+    quiet: options.Quiet = False,
+) -> None:
+    """Sign the files of a folder to be published, as seal.jws in it; dewmark report verify checks them."""
+    from dewmark.storage import sha256_file
+    from dewmark.version import __version__
+    from dewmark_desk.reports.detection_report import timestamp
+    from dewmark_desk.signing import SigningKey
+
+    secret, out = SigningKey.load(signer), folder / "seal.jws"
+    files = [each for each in sorted(folder.glob("*")) if each.is_file() and each != out]
+    if not files:
+        raise InputError(f"{folder} is no folder with files: there is nothing to seal")
+    sums = {each.name: sha256_file(each) for each in files}
+    claims = {"document": "seal", "issued": timestamp(), "software": f"dewmark {__version__}", "files": sums}
+    save_text(out, secret.sign(claims, kind="seal") + "\n")
+    say(f"wrote {out}: {len(sums)} files, signed by {secret.public.id}", quiet=quiet)
+
+
+@app.command()
 def bind(
     text: TextFile,
     out: Annotated[Path, typer.Option(metavar="OUT.json", help="Write the assertion here.")],

@@ -94,6 +94,9 @@ def serve(
             "never the text.",
         ),
     ] = None,
+    certificate: options.Certificate = None,
+    certificate_key: options.CertificateKey = None,
+    roots: options.Roots = None,
     opt_out: Annotated[
         bool, typer.Option("--opt-out", help='Let requests ask for an unmarked text: "mark": false.')
     ] = False,
@@ -175,6 +178,10 @@ def serve(
     public_url: Annotated[
         str | None, typer.Option(metavar="URL", help="This service's address as others reach it.")
     ] = None,
+    public_page: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where the page of dewmark detector export --page is published."),
+    ] = None,
     dossier: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
     ] = None,
@@ -208,6 +215,7 @@ def serve(
         chosen = Settings(
             detectors=tuple(tenant_paths(detector or [])),
             keys=tuple(key_paths(key or [], keys)),
+            keyring=None if keys is None else str(keys),
             scheme=scheme,
             scheme_settings=tuple(settings or ()),
             vocabulary=vocabulary,
@@ -240,12 +248,16 @@ def serve(
             policy=policy if policy in (None, "default") else str(Path(policy).absolute()),
             policy_log=None if policy_log is None else str(policy_log.absolute()),
             opt_out=opt_out,
+            certificate=_absolute(certificate, certificate_key),
+            roots=None if roots is None else str(roots.absolute()),
+            public_page=public_page,
         )
         with Progress(quiet=quiet) as progress:
             return _check(chosen, identity, progress)
 
     if policy is not None:
         load_policy(policy)
+    options.load_provider(certificate, certificate_key)
     wanted = read()
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -265,6 +277,11 @@ def serve(
 
 
 serve.context_settings = {"auto_envvar_prefix": "DEWMARK_SERVE"}  # type: ignore[attr-defined]
+
+
+def _absolute(*files: Path | None) -> tuple[str, str] | None:
+    first, second = files
+    return None if first is None or second is None else (str(first.absolute()), str(second.absolute()))
 
 
 def _check(wanted: Settings, identity: str, progress: Progress) -> Settings:

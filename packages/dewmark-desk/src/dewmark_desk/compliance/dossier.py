@@ -10,6 +10,7 @@ from dewmark.hosts.base import ChatFormat
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.version import __version__
 from dewmark_desk.compliance.findings import findings
+from dewmark_desk.compliance.layers import SOURCE, Given, code_measures
 from dewmark_desk.compliance.measuring import Measured
 from dewmark_desk.compliance.plan import DossierPlan
 
@@ -35,6 +36,7 @@ def build_dossier(
     chat: ChatFormat | None,
     judge: str,
     access: Mapping[str, Any],
+    given: Given,
 ) -> dict[str, Any]:
     """The dossier as JSON values."""
     scheme = bound.scheme
@@ -60,6 +62,8 @@ def build_dossier(
         "findings": findings(measured, plan),
         "not_covered": list(NOT_COVERED),
         "access": dict(access),
+        "given": given.to_dict(),
+        "code": {"source": SOURCE, "measures": code_measures(given, access=access)},
         "method": _method(plan, bound, chat=chat is not None, judge=judge),
     }
 

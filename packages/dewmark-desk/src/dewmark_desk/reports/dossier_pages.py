@@ -66,8 +66,15 @@ def _blocks(dossier: Mapping[str, Any]) -> Iterator[_Block]:
     yield from _reliable(found)
     yield from _robust(found)
     yield from _quality(found)
+    given = dossier.get("given")  # dossiers of earlier versions have none
+    if given is not None:
+        yield from _quality_report(given["quality_report"])
+        yield from _policy(given["policy_proof"])
+        yield from _layers(given["layers"])
     yield from _not_covered(dossier)
     yield from _access(dossier)
+    if given is not None:
+        yield from _code(dossier["code"])
     yield from _method(dossier)
 
 
@@ -217,6 +224,75 @@ def _quality(found: Mapping[str, Any]) -> Iterator[_Block]:
         for row in found["quality"]
     ]
     yield _Block("table", rows=(("measure", "marked", "unmarked", "difference (95%)", "pairs"), *rows))
+
+
+def _quality_report(report: Mapping[str, Any] | None) -> Iterator[_Block]:
+    if report is None:
+        yield _Block("p", "No report of dewmark quality was given, which tests equivalence on more texts.")
+        return
+    yield _Block(
+        "p",
+        f"The report of dewmark quality ({report['texts']} texts, {report['scheme']} on {report['host']}): "
+        f"{report['outcome']}.",
+    )
+    rows = []
+    for name, each in report["measures"].items():
+        compared = each["compared"]
+        interval = compared["difference"]
+        said = f"{interval['value']:+.3f} ({interval['low']:+.3f} to {interval['high']:+.3f})"
+        rows.append((name, said, f"±{compared['margin']:g}", str(compared["outcome"])))
+    yield _Block("table", rows=(("measure", "difference (95%)", "margin", "outcome"), *rows))
+
+
+def _policy(proof: Mapping[str, Any] | None) -> Iterator[_Block]:
+    yield _Block("h2", "Policy: what is left unmarked, and the proof of it")
+    if proof is None:
+        yield _Block("p", "Not measured: give --policy-proof, the file of dewmark policy prove.")
+        return
+    yield _Block(
+        "p",
+        f"Policy {proof['policy']}, {proof['requests']} requests, {proof['max_new_tokens']} tokens at most, "
+        "each answered with the mark and without. JSON and tool calls follow a grammar, code is free text. "
+        "Answers that parse, and the exact test of equal rates on the pairs that differ:",
+    )
+    rows = [
+        (
+            row["kind"],
+            *(f"{row[name]} of {row['requests']}" for name in ("unmarked", "marked")),
+            f"{row['p_value']:.2g}",
+        )
+        for row in proof["parsed"]
+    ]
+    yield _Block("table", rows=(("answers", "unmarked", "marked", "p"), *rows))
+    yield _Block(
+        "p", "The detector's own scores of words, by what the policy's log says of their spans (0 ± 1 each):"
+    )
+    rows = [
+        (row["reason"], f"{row['words']}", f"{row['mean']:+.3f} ± {row['error']:.3f}")
+        for row in proof["spans"]
+    ]
+    yield _Block("table", rows=(("span", "words", "mean score"), *rows))
+
+
+def _layers(layers: Mapping[str, Any]) -> Iterator[_Block]:
+    yield _Block("h2", "Both layers: signed metadata and the mark")
+    signer = layers["manifest_signer"] or "not stated: whether manifests are attached is not known here"
+    page = layers["public_page"] or "none was named"
+    rows = (
+        ("the mark", "in the choice of words; survives copying and some editing, proves less"),
+        ("C2PA manifests, signed by", signer),
+        ("lost when", "invisible characters are dropped, such as in a PDF or in ASCII"),
+        ("marks that the detector reads", layers["reads"]),
+        ("public detector, on the reader's machine", page),
+    )
+    yield _Block("table", rows=(("what", "how"), *rows))
+
+
+def _code(code: Mapping[str, Any]) -> Iterator[_Block]:
+    yield _Block("h2", "The Code's measures")
+    yield _Block("p", code["source"])
+    rows = [(row["measure"], row["answered"], row["left"]) for row in code["measures"]]
+    yield _Block("table", rows=(("measure", "answered under", "what is left"), *rows))
 
 
 def _not_covered(dossier: Mapping[str, Any]) -> Iterator[_Block]:

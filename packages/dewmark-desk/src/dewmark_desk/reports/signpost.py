@@ -1,7 +1,8 @@
 """The signpost: a small public JSON file that says who detects which marks, and how to ask.
 
 A service answers it under ``/.well-known/dewmark.json``; ``dewmark comply`` writes it as a file to publish.
-It names no tenant and no key of a mark.
+It names no tenant and no key of a mark. ``docs/signpost.schema.json`` describes it, so that detectors of
+others can follow it: to the service, or to the public detector that runs on the reader's machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dewmark.version import __version__
 from dewmark_desk.signing import VerifyingKey
 
 WELL_KNOWN = "/.well-known/dewmark.json"
+PUBLIC_FORMAT = "dewmark-public-detector/1"
 
 
 def signpost(
@@ -25,6 +27,7 @@ def signpost(
     contact: str | None = None,
     level: float,
     dossier: str | None = None,
+    public_page: str | None = None,
     signers: Sequence[VerifyingKey] = (),
 ) -> dict[str, Any]:
     """The signpost of a detector at ``url``; paths are relative if that is unknown."""
@@ -41,6 +44,13 @@ def signpost(
             "description": f"{base}/openapi.json",
             "level": level,
             "software": f"dewmark {__version__}",
+        },
+        "public_detector": None
+        if public_page is None
+        else {
+            "page": public_page,
+            "description": f"{public_page.rstrip('/').removesuffix('/index.html')}/detector.json",
+            "format": PUBLIC_FORMAT,
         },
         "techniques": [{"scheme": name, "summary": summary} for name, summary in sorted(techniques.items())],
         "how_to_ask": {

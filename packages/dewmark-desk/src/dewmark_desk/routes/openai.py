@@ -1,9 +1,10 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion, and ``response_format``: such answers
-follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a way that
-this service does not offer (penalties, ``logit_bias``, tools) are rejected unless they have their neutral
-value, and so are unknown fields: nothing is ignored. A token writes with its own tenant's key; members and
+Supports the fields of OpenAI's API that concern a marked completion, ``response_format`` and ``tools``: such
+answers follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a
+way that this service does not offer (penalties, ``logit_bias``) are rejected unless they have their neutral
+value, and so are unknown fields: nothing is ignored. A service with a certificate appends a signed manifest
+to every text, except to JSON. A token writes with its own tenant's key; members and
 seeds follow from the whole request (`decisions`). At temperature 0 there is no choice to put a mark into:
 such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
 parts of texts unmarked; its log says which, and holds no text.
@@ -13,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dewmark.decoding import Decoding
 from dewmark.errors import DewmarkError, MissingExtraError
@@ -46,7 +48,18 @@ from dewmark_desk.routes.dependencies import (
     while_connected,
 )
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
+from dewmark_desk.routes.tool_calls import (
+    Function,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    description,
+    grammar_of_tools,
+    offered,
+    tool_call,
+)
 from dewmark_desk.service import Service
+from dewmark_desk.signed_answers import SignedAnswers
 from dewmark_desk.structured_output import grammar_of
 
 router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
@@ -97,12 +110,6 @@ class _Format(BaseModel):
             return grammar_of({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
         except MissingExtraError as error:
             raise ApiError(422, "invalid_request", f"response_format: {error}") from None
-
-
-def _no_tools(value: object) -> object:
-    if value:
-        raise ValueError("this service calls no tools: leave tools out, or ask for a response_format")
-    return value
 
 
 class _Request(BaseModel):
@@ -170,14 +177,16 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=64)
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
-        parts = self.content
-        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        """The text of all parts, and the calls that the assistant wrote."""
+        parts = self.content or ""
+        said = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return "\n".join([*filter(None, [said]), *(each.text for each in self.tool_calls or ())])
 
 
 class ChatRequest(_Request):
@@ -186,7 +195,14 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any], Field(max_length=0, fail_fast=True), BeforeValidator(_no_tools)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=64, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="An answer has at most one call.")
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions that may be called."""
+        return offered(self.tools, self.tool_choice)
 
 
 _GENERATE = scopes(Scope.GENERATE)
@@ -232,7 +248,15 @@ async def chat_completions(
     require(caller, Scope.GENERATE)
     generator = _generator(service)
     _check_size([message.text for message in body.messages], service)
-    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    messages = [
+        {"role": "user" if message.role == "tool" else message.role, "content": message.text}
+        for message in body.messages
+    ]
+    if functions := body.functions:
+        told = description(functions)
+        if messages[0]["role"] == "system":
+            told = f"{messages.pop(0)['content']}\n\n{told}"
+        messages.insert(0, {"role": "system", "content": told})
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
@@ -264,7 +288,13 @@ async def _respond(
     said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
     grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
+    if calls := isinstance(body, ChatRequest) and bool(body.functions):
+        if grammar is not None:
+            raise ApiError(422, "invalid_request", "give either tools or a response_format")
+        grammar = await service.in_thread(grammar_of_tools, body.functions, body.tool_choice)
     exempt = _exempt(body, decoding, tenant, service)
+    unsigned = body.response_format is not None and body.response_format.type != "text"
+    signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
     if grammar is not None and decoding.temperature == 0.0:
         decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
@@ -308,7 +338,9 @@ async def _respond(
         if kind == "chat":
             head["object"] = "chat.completion.chunk"
         prompt_count = prompt_tokens if body.wants_usage else None
-        events = _events(head, kind, streams, service, request_id, prompt_tokens=prompt_count)
+        events = _events(
+            head, kind, streams, service, request_id, signed, calls=calls, prompt_tokens=prompt_count
+        )
         return StreamingResponse(events, media_type="text/event-stream")
     try:
         texts = await while_connected(request, asyncio.gather(*map(_whole, streams)))
@@ -317,10 +349,11 @@ async def _respond(
     if texts is None:
         return Response(status_code=CLIENT_GONE)
     choices = [
-        _choice(kind, index, text, stream.reason)
+        _choice(kind, index, text, stream.reason, tool_call(text, _call_id(head, index)) if calls else None)
         for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
     ]
-    return JSONResponse({**head, "choices": choices, "usage": _usage(prompt_tokens, streams)})
+    answer = {**head, "choices": choices, "usage": _usage(prompt_tokens, streams)}
+    return JSONResponse(await service.in_thread(signed.whole, answer))
 
 
 async def _events(
@@ -329,21 +362,35 @@ async def _events(
     streams: list[TextStream],
     service: Service,
     request_id: str,
+    signed: SignedAnswers,
     *,
+    calls: bool,
     prompt_tokens: int | None,
 ) -> AsyncIterator[bytes]:
     """The pieces of all texts as server-sent events, as they are generated.
 
-    With ``prompt_tokens``, token counts come last.
+    ``calls``: a text that begins with a brace is held back, and sent as one call. With ``prompt_tokens``,
+    token counts come last.
     """
     arrived: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
 
     async def follow(index: int, stream: TextStream) -> None:
         try:
             await arrived.put(_chunk(kind, index, "", first=True))
+            held = ""
             async for piece in stream:
-                await arrived.put(_chunk(kind, index, piece))
-            await arrived.put(_chunk(kind, index, None, reason=stream.reason))
+                if calls and (held + piece).startswith("{"):
+                    held += piece
+                else:
+                    await arrived.put(_chunk(kind, index, piece))
+            call, reason = tool_call(held, _call_id(head, index)), stream.reason
+            if call is not None:
+                reason = "tool_calls"
+                delta = {"tool_calls": [{"index": 0, **call}]}
+                await arrived.put({**_chunk(kind, index, None), "delta": delta})
+            elif held:
+                await arrived.put(_chunk(kind, index, held))
+            await arrived.put(_chunk(kind, index, None, reason=reason))
             await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - reported to the reader below
             await arrived.put(error)
@@ -358,8 +405,8 @@ async def _events(
                 yield _event(error_body(500, "internal", message, request_id))
                 return
             left -= value is None
-            if value is not None:
-                yield _event({**head, "choices": [value]})
+            for piece in signed.piece({**head, "choices": [value]}) if value is not None else ():
+                yield _event(piece)
         if prompt_tokens is not None:
             yield _event({**head, "choices": [], "usage": _usage(prompt_tokens, streams)})
         yield b"data: [DONE]\n\n"
@@ -369,12 +416,34 @@ async def _events(
         _finish(streams, service, request_id)
 
 
-def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
-    """A finished text."""
+def _choice(kind: Kind, index: int, text: str, reason: str, call: Json | None) -> Json:
+    """A finished text, or the call that it is."""
     row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
     if kind == "text":
         return {**row, "text": text}
-    return {**row, "message": {"role": "assistant", "content": text, "refusal": None}}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    if call is None:
+        return {**row, "message": message}
+    said = {**message, "content": None, "tool_calls": [call]}
+    return {**row, "finish_reason": "tool_calls", "message": said}
+
+
+def _call_id(head: Json, index: int) -> str:
+    return f"call_{head['id'].partition('-')[2]}_{index}"
+
+
+def _manifest(service: Service, tenant: str, *, marked: bool) -> Callable[[str], str] | None:
+    """What makes a text's manifest, if the service signs; that of an unmarked text names no mark."""
+    if service.provider is None:
+        return None
+    generator = _generator(service)
+    bound = generator.writers[tenant] if marked else None
+    return functools.partial(
+        service.provider.manifest,
+        model=generator.name,
+        scheme=None if bound is None else bound.scheme.name,
+        fingerprint=None if bound is None else bound.fingerprint,
+    )
 
 
 def _chunk(

@@ -48,6 +48,7 @@ async def well_known(service: ServiceOf) -> JSONResponse:
         contact=settings.contact,
         level=settings.fpr,
         dossier=settings.dossier_url,
+        public_page=settings.public_page,
         signers=service.trusted,
     )
     return JSONResponse(found, headers={"Access-Control-Allow-Origin": "*"})

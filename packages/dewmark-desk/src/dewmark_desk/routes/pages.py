@@ -113,6 +113,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
             },
             "defaults": {"fpr": settings.fpr, "max_fpr": max(settings.fpr, settings.max_fpr)},
             "signs": service.signer is not None,
+            "public_page": settings.public_page,
             "generate": None if service.generator is None else {"models": [service.generator.name]},
             "version": __version__,
         }

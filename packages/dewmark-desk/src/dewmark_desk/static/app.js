@@ -85,6 +85,8 @@ async function connect() {
   if (LEVELS.includes(String(known.defaults.fpr))) standard = String(known.defaults.fpr);
   $("access").hidden = known.open;
   $("about").textContent = `dewmark ${known.version}`;
+  $("public").hidden = !known.public_page;
+  if (known.public_page) $("public").querySelector("a").href = known.public_page;
   service = known;
   describeKeys();
   check.serve(known);

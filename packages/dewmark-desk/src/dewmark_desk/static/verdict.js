@@ -26,6 +26,7 @@ export function showResult(entry, service) {
   const power = result.power ?? null;
   say($("power"), power && t("power", { n: power.found_in_100 }));
   say($("power-basis"), power && basis(power, result.language?.code));
+  say($("layers"), layers(result.manifest));
   const warned = warnings(entry).map(([head, body]) =>
     make("p", { className: "warning" }, body ? make("strong", {}, head) : head, body ? ` ${body}` : ""),
   );
@@ -38,6 +39,13 @@ export function showResult(entry, service) {
   define($("numbers"), numbers);
   showTokens(text, conclusive(result) ? result.tokens : null, passages, pointTo);
   showPlot(result, passages);
+}
+
+/** What the signed manifest says beside the mark, or null. */
+function layers(manifest) {
+  if (!manifest) return null;
+  const said = t(`layers.${manifest.layers ?? "unread"}`, { signer: manifest.signer ?? "?" });
+  return manifest.state === "untrusted" ? t("layers.untrusted", { said }) : said;
 }
 
 export function hideResult() {

@@ -32,6 +32,22 @@ _PASTE = """(text) => {
 }"""
 
 
+def serious(page: Page) -> list[str]:
+    """Serious and critical violations that axe-core finds on a page, one line each."""
+    import axe_playwright_python
+
+    axe = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")
+    assert len(found["passes"]) > 15  # it did run
+    return [
+        f"{fault['id']}: {fault['help']}: {node['html'][:200]}"
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
+
+
 class Desk:
     """A browser tab with the page; it records requests, URLs and errors."""
 
@@ -73,18 +89,7 @@ class Desk:
 
     def serious(self) -> list[str]:
         """Serious and critical violations that axe-core finds, one line each."""
-        import axe_playwright_python
-
-        axe = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-        self.page.evaluate(axe)
-        found = self.page.evaluate("axe.run()")
-        assert len(found["passes"]) > 15  # it did run
-        return [
-            f"{fault['id']}: {fault['help']}: {node['html'][:200]}"
-            for fault in found["violations"]
-            if fault["impact"] in ("serious", "critical")
-            for node in fault["nodes"]
-        ]
+        return serious(self.page)
 
     def width_used(self) -> int:
         return int(self.page.evaluate("document.documentElement.scrollWidth"))

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from tests.desk.golden_texts import golden_texts
+from tests.desk.page.desk import serious
 from tests.desk.test_browser_detector import agrees, folder, public  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.serve]
@@ -58,6 +59,18 @@ def test_a_person_checks_a_text_on_a_phone(opened):
     page.get_by_label("Sprache").select_option(label="français")
     assert "clé" in page.locator("#about").inner_text()
     assert errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("address", ["file"], indirect=True)
+def test_axe_finds_no_serious_violation(opened, scheme):
+    page, _ = opened
+    page.emulate_media(color_scheme=scheme)
+    assert serious(page) == []
+    page.get_by_label("Zu prüfender Text").fill(golden_texts(1)[0])
+    page.get_by_role("button", name="Prüfen").click()
+    page.wait_for_selector("#result:not([hidden])")
+    assert serious(page) == []
 
 
 @pytest.mark.parametrize("address", ["http"], indirect=True)

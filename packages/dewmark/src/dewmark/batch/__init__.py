@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from dewmark.batch.detecting import DetectResult, detect_file
     from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
     from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
+    from dewmark.batch.keyring import load_keys
     from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
     from dewmark.batch.runners import Runner, open_runner
-    from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, load_keys, open_detector
+    from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, open_detector
     from dewmark.batch.sources import Source, open_source
 
 __all__ = [
@@ -62,9 +63,10 @@ _MODULES = {
     "detecting": "DetectResult detect_file",
     "generating": "GenerateResult TextWriter generate_file",
     "inputs": "Prompt TextRow read_files read_prompts read_rows",
+    "keyring": "load_keys",
     "negatives": "Negatives audit_texts calibrate_file draw_key",
     "runners": "Runner open_runner",
-    "scorers": "DetectorSpec Scored Scorer load_keys open_detector",
+    "scorers": "DetectorSpec Scored Scorer open_detector",
     "sources": "Source open_source",
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}

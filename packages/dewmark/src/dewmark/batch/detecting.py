@@ -26,6 +26,7 @@ from dewmark.batch.scorers import DetectorSpec, Scorer
 from dewmark.batch.sources import Block, Source, open_source
 from dewmark.errors import ConfigError, KeyFileError, StorageError
 from dewmark.extras import require
+from dewmark.manifests import FIELDS
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.types import Verdict
 from dewmark.workspace import Progress, silent
@@ -139,7 +140,9 @@ def detect_file(
     blocks = source.blocks(block_size)
     # Opened here too, whatever the workers do: mistakes are reported at once and models are fetched once.
     scorer = spec.open(progress=progress)
-    warn_other_scheme(itertools.islice(source.rows(blocks[:1]), 1), str(scorer.identity["scheme"]))
+    warn_other_scheme(
+        itertools.islice(source.rows(blocks[:1]), 1), *str(scorer.identity["scheme"]).split(", ")
+    )
     shared = Boilerplate.of_source(source, Mode(boilerplate))
     run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
     run["boilerplate"] = shared and shared.identity
@@ -206,6 +209,7 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "group": spec.group,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
         "audit": spec.audit and AuditReport.load(spec.audit).identity,
+        "roots": spec.roots and storage.sha256_file(spec.roots),
         "block_size": block_size,
     }
 
@@ -285,6 +289,11 @@ def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN4
         return arrow.struct(
             [("keys", arrow.int64()), ("attempts", arrow.int64()), ("passages", arrow.bool_())]
         )
+    if name == "not_tested":
+        told = [(field, arrow.string()) for field in ("key_file", "scheme", "reason")]
+        return arrow.list_(arrow.struct(told))
+    if name == "manifest":
+        return arrow.struct([(field, arrow.string()) for field in FIELDS])
     if name == "forgery":
         told = [(field, arrow.float64()) for field in ("z_head", "z_tail", "p_tail", "p_alike")]
         return arrow.struct([("attributable", arrow.bool_()), *told])

@@ -21,6 +21,7 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash
 from dewmark.hosts.streaming import stream_text
+from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST
 from dewmark.scheme import BoundScheme
 from dewmark.storage import ResumableRows, first_row
@@ -35,7 +36,7 @@ class TextWriter:
     """A host that writes, marked by ``scheme`` or, if that is None, unmarked.
 
     ``open_host`` loads the host's weights; it is called when the first text is written. ``open_chat`` finds
-    the host's chat format without them.
+    the host's chat format without them. ``provider`` signs the texts.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class TextWriter:
         info: HostInfo,
         open_host: Callable[[], Host],
         open_chat: Callable[[], ChatFormat] | None = None,
+        provider: Signs | None = None,
     ) -> None:
         self.scheme = scheme
         self.info = info
         self._open_host = open_host
         self._open_chat = open_chat
+        self.provider = provider
 
     @classmethod
     def marked(
@@ -56,7 +59,8 @@ class TextWriter:
     ) -> TextWriter:
         """A writer of marked text, by a member of the key's ring and with a payload."""
         scheme = watermark.marking(member=member, payload=payload)
-        return cls(scheme, scheme.host, lambda: watermark.host, lambda: watermark.chat_format)
+        open_host, open_chat = (lambda: watermark.host), (lambda: watermark.chat_format)
+        return cls(scheme, scheme.host, open_host, open_chat, watermark.provider)
 
     @classmethod
     def unmarked(
@@ -93,15 +97,17 @@ class TextWriter:
 
     def stream(self, prompt: str, *, seed: int, decoding: Decoding) -> Iterator[str]:
         """The text of `write`, piece by piece."""
-        return stream_text(self.host, prompt, scheme=self.scheme, seed=seed, decoding=decoding)
+        pieces = stream_text(self.host, prompt, scheme=self.scheme, seed=seed, decoding=decoding)
+        return with_manifest(pieces, self.provider, self.host.name, self.scheme)
 
     def write(
         self, prompts: Sequence[str], *, seeds: Sequence[int], decoding: Decoding, batch_size: int = 8
     ) -> list[Generation]:
         """Continue prompts."""
-        return self.host.generate(
+        made = self.host.generate(
             prompts, scheme=self.scheme, seeds=seeds, batch_size=batch_size, decoding=decoding
         )
+        return [append_manifest(each, self.provider, self.host.name, self.scheme) for each in made]
 
 
 @dataclass(frozen=True)

@@ -117,12 +117,12 @@ def parse_text_row(
     )
 
 
-def warn_other_scheme(rows: Iterable[TextRow], scheme: str) -> None:
-    """Warn if a row says that another scheme marked its text than the one that looks for a mark."""
-    other = next((row for row in rows if row.scheme not in (None, "none", scheme)), None)
+def warn_other_scheme(rows: Iterable[TextRow], *schemes: str) -> None:
+    """Warn if a row says that another scheme marked its text than those that look for a mark."""
+    other = next((row for row in rows if row.scheme not in (None, "none", *schemes)), None)
     if other is not None:
         warnings.warn(
-            f"row {other.id} was marked by {other.scheme}, and {scheme} will not find that mark: "
+            f"row {other.id} was marked by {other.scheme}, and {', '.join(schemes)} will not find that mark: "
             f"add --scheme {other.scheme}",
             stacklevel=2,
         )

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.batch.inputs import TextRow, warn_other_scheme
+from dewmark.batch.keyring import Kind, load_keys, read_kinds
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
-from dewmark.errors import ConfigError, KeyFileError
+from dewmark.errors import ConfigError, MissingExtraError, ModelError
+from dewmark.manifests import layers
 from dewmark.opening import identify, load_scheme
 from dewmark.passages import Located, Version, judge
+from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR
@@ -57,7 +60,8 @@ class DetectorSpec:
     """What to score texts with, by names and paths.
 
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
-    folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. ``calibration`` (a
+    folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. A folder's
+    ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`). ``calibration`` (a
     file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
     ``group`` if it is given. ``audit`` is the report of an audit of the key (``dewmark audit --out``): rows
     then say how many unmarked texts of their kind this key scores so high, and languages in which it is
@@ -66,7 +70,8 @@ class DetectorSpec:
     pays for it. ``attempts`` counts the versions of each text that are tried.
     ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
     ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
-    None for that of the exported detector, if it has one.
+    None for that of the exported detector, if it has one. ``roots`` are certificates under which signers of
+    manifests are trusted.
     """
 
     keys: tuple[Path, ...] = ()
@@ -85,6 +90,7 @@ class DetectorSpec:
     audit: Path | None = None
     translate_back: bool = False
     reader: str | None = None
+    roots: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fpr < 1.0:
@@ -116,24 +122,17 @@ class DetectorSpec:
         """The same with absolute paths, for processes with another working directory."""
         paths: dict[str, Any] = {
             name: getattr(self, name) and getattr(self, name).absolute()
-            for name in ("detector", "calibration", "audit")
+            for name in ("detector", "calibration", "audit", "roots")
         }
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
 
     def open(self, *, progress: Progress = silent) -> Scorer:
         """Load keys, detector and calibration, and check that they belong together."""
-        keys = load_keys(self.keys) if self.many_keys else {}
-        bound = open_detector(
-            folder=self.detector,
-            key=next(iter(keys.values())) if keys else next(iter(self.keys), None),
-            host=self.host,
-            scheme=self.scheme,
-            settings=self.settings,
-            reader=self.reader,
-            progress=progress,
-        )
-        check_test(self.test, (*bound.tests, _EMPIRICAL))
+        groups, not_tested = self._open_groups(progress)
+        bound = groups[0].bound
+        for group in groups:
+            check_test(self.test, (*group.bound.tests, _EMPIRICAL))
         calibration = report = None
         if self.calibration is not None:
             from dewmark.stats.calibration import Calibration
@@ -149,7 +148,57 @@ class DetectorSpec:
 
             report = AuditReport.load(self.audit)
             bound = report.applied(bound, level=self.fpr)
-        return Scorer(self, bound, keys, calibration=calibration, report=report, progress=progress)
+        groups[0] = dataclasses.replace(groups[0], bound=bound)
+        return Scorer(self, groups, not_tested, calibration=calibration, report=report, progress=progress)
+
+    def _open_groups(self, progress: Progress) -> tuple[list[_Group], list[dict[str, str]]]:
+        """Keys that make marks of one kind, together; and the keys of kinds that cannot be tested here."""
+        own = Kind(self.scheme, self.host, dict(self.settings))
+        named = {
+            str(file): kind for path in self.keys if path.is_dir() for file, kind in read_kinds(path).items()
+        }
+        keys = load_keys(self.keys) if self.many_keys else {}
+        kinds: list[tuple[Kind, dict[str, Key]]] = [] if keys else [(own, {})]
+        for name, key in keys.items():
+            kind = named.get(name, own)
+            same = next((some for each, some in kinds if each == kind), None)
+            if same is None:
+                kinds.append((kind, same := {}))
+            same[name] = key
+        groups, not_tested = [], []
+        for kind, some in kinds:
+            takes = kind is own or SCHEMES[kind.scheme or "dew"]().takes_reader
+            try:
+                bound = open_detector(
+                    folder=self.detector,
+                    key=next(iter(some.values())) if some else next(iter(self.keys), None),
+                    host=kind.host,
+                    scheme=kind.scheme,
+                    settings=kind.settings,
+                    reader=self.reader if takes else None,
+                    progress=progress,
+                )
+            except (ModelError, MissingExtraError) as error:
+                if len(kinds) == 1:
+                    raise
+                scheme, reason = kind.scheme or "dew", f"no tokenizer: {error}"
+                not_tested += [{"key_file": name, "scheme": scheme, "reason": reason} for name in some]
+                continue
+            groups.append(_Group(bound, some))
+        if not groups:
+            raise ModelError(f"no key of the keyring can be tested: {not_tested[0]['reason']}")
+        return groups, not_tested
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Keys whose marks are of one kind, by the names of their files, and the scheme under the first.
+
+    No keys: the scheme has the only one.
+    """
+
+    bound: BoundScheme
+    keys: Mapping[str, Key]
 
 
 class Scorer:
@@ -157,28 +206,32 @@ class Scorer:
 
     ``identity`` names everything in the detector that decides the results: scheme, configuration, keys.
     ``bound`` is the scheme under the first key, ``key_files`` has the names of several by their fingerprints,
-    and ``batch_size`` is a good number of texts per call.
+    ``not_tested`` the keys whose tokenizer is missing, and ``batch_size`` is a good number of texts per call.
     """
 
     def __init__(
         self,
         spec: DetectorSpec,
-        bound: BoundScheme,
-        keys: Mapping[str, Key],
+        groups: Sequence[_Group],
+        not_tested: Sequence[Mapping[str, str]] = (),
         *,
         calibration: Calibration | None = None,
         report: AuditReport | None = None,
         progress: Progress = silent,
     ) -> None:
-        """``keys`` are several by the names of their files, or none: then ``bound`` has the only one."""
-        self._spec, self.bound, self._keys, self._progress = spec, bound, dict(keys), progress
+        """``groups`` are the keys of each kind of mark."""
+        self._groups, self.not_tested = groups, not_tested
+        self._places = [(group, name) for group in groups for name in group.keys]
+        keys = {name: group.keys[name] for group, name in self._places}
+        bound = groups[0].bound
+        self._spec, self.bound, self._progress = spec, bound, progress
         self._calibration, self._report = calibration, report
         self._test = spec.test if calibration is None else calibration.test
         self.key_files = {key.fingerprint: name for name, key in keys.items()}
         fingerprints = list(self.key_files) or [bound.fingerprint]
         self.identity: dict[str, object] = {
-            "scheme": bound.scheme.name,
-            "config_hash": bound.config_hash,
+            "scheme": ", ".join(group.bound.scheme.name for group in groups),
+            "config_hash": ", ".join(group.bound.config_hash for group in groups),
             "keys": fingerprints,
         }
         if spec.translate_back:
@@ -192,7 +245,7 @@ class Scorer:
 
     def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
-        warn_other_scheme(batch, self.bound.scheme.name)
+        warn_other_scheme(batch, *(group.bound.scheme.name for group in self._groups))
         versions = [[each] for each in self._detect(batch)]
         if self._spec.translate_back:
             from dewmark.translation import translate_back
@@ -208,7 +261,7 @@ class Scorer:
     def _detect(self, batch: Sequence[TextRow]) -> list[Version]:
         """The results of each text as a whole, one per key."""
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        if not self._keys:
+        if not self._places:
             alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
             return [
                 Version(row.text, row.prompt, [self._ranked(row, each)])
@@ -216,26 +269,35 @@ class Scorer:
             ]
 
         def score(written: Sequence[int]) -> list[Sequence[Detection]]:
-            found = identify(
-                [texts[i] for i in written],
-                list(self._keys.values()),
-                host=self.bound.host,
-                scheme=self.bound.scheme.name,
-                settings=self.bound.scheme.to_dict(),
-                prompts=[prompts[i] for i in written],
-                fpr=self._spec.fpr,
-                test=self._test,
-                reader=self.bound.expectations,
-                progress=self._progress,
-            )
-            return [each.detections for each in found]
+            rows: list[list[Detection]] = [[] for _ in written]
+            for group in self._groups:
+                found = identify(
+                    [texts[i] for i in written],
+                    list(group.keys.values()),
+                    host=group.bound.host,
+                    scheme=group.bound.scheme.name,
+                    settings=group.bound.scheme.to_dict(),
+                    prompts=[prompts[i] for i in written],
+                    fpr=self._spec.fpr,
+                    test=self._test,
+                    reader=group.bound.expectations,
+                    progress=self._progress,
+                )
+                for row, each in zip(rows, found, strict=True):
+                    row += each.detections
+            return [*rows]
 
         rows = skip_blank(texts, score, self._blank)
         return [Version(row.text, row.prompt, each) for row, each in zip(batch, rows, strict=True)]
 
     def _blank(self) -> Sequence[Detection]:
-        blank = blank_detection(self.bound, fpr=self._spec.fpr, test=self._test)
-        return [dataclasses.replace(blank, key_fingerprint=key.fingerprint) for key in self._keys.values()]
+        return [
+            dataclasses.replace(
+                blank_detection(group.bound, fpr=self._spec.fpr, test=self._test),
+                key_fingerprint=group.keys[name].fingerprint,
+            )
+            for group, name in self._places
+        ]
 
     def _ranked(self, row: TextRow, detection: Detection) -> Detection:
         """The detection as a rank among unmarked texts, with a calibration."""
@@ -246,8 +308,10 @@ class Scorer:
 
     def _open_key(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
-        keys = list(self._keys.values())
-        return _with_key(self.bound, keys[number], self._progress) if keys else self.bound
+        if not self._places:
+            return self.bound
+        group, name = self._places[number]
+        return _with_key(group.bound, group.keys[name], self._progress)
 
     def _scored(self, row: TextRow, versions: Sequence[Version]) -> Scored:
         spec = self._spec
@@ -259,14 +323,23 @@ class Scorer:
             passages=spec.passages,
             explain=spec.coverage,
         )
-        detection, key_file = found.judged, list(self._keys)[found.index] if self._keys else None
+        group, key_file = self._places[found.index] if self._places else (self._groups[0], None)
+        detection = found.judged
         result: dict[str, Any] = {"id": row.id}
         if key_file is not None:
             result["key_file"] = key_file
-        result["config_hash"] = _config_hash(self.bound, detection.key_fingerprint)
+        result["config_hash"] = _config_hash(group.bound, detection.key_fingerprint)
         result |= detection.to_dict(tokens=spec.tokens)
+        tested = [each.key_fingerprint for each in versions[0].detections]
+        result["manifest"] = layers(row.text, detection, tested, roots=spec.roots)
         if key_file is not None:
             result |= {"p_value_of_key": found.detection.to_dict()["p_value"], "keys": found.looks.keys}
+            without = [
+                {"key_file": name, "scheme": each.scheme, "reason": each.verdict.value}
+                for (_, name), each in zip(self._places, versions[0].detections, strict=True)
+                if not each.verdict.conclusive
+            ]
+            result["not_tested"] = [*self.not_tested, *without]
         level = None
         if self._report is not None:
             from dewmark.batch.audit_report import KeyLevel
@@ -328,25 +401,3 @@ def open_detector(
     return load_scheme(
         key, host=host, scheme=scheme or "dew", settings=settings, reader=reader, progress=progress
     )
-
-
-def load_keys(paths: Sequence[Path]) -> dict[str, Key]:
-    """Keys by the names of their files: the files given, and all ``*.key`` files of the folders given."""
-    files: list[Path] = []
-    for path in paths:
-        found = sorted(path.glob("*.key")) if path.is_dir() else [path]
-        if not found:
-            raise KeyFileError(f"{path} has no key: expected files named *.key")
-        files += found
-    keys: dict[str, Key] = {}
-    names: dict[str, str] = {}  # by fingerprint
-    for file in files:
-        key = Key.load(file)
-        name = f"number {key.fingerprint}" if is_engine_key(file) else str(file)  # which would be the secret
-        if key.fingerprint in names:
-            raise KeyFileError(
-                f"{name} and {names[key.fingerprint]} are the same key {key.fingerprint}: give it once"
-            )
-        names[key.fingerprint] = name
-        keys[name] = key
-    return keys

@@ -83,6 +83,7 @@ def detect(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     fpr: options.FalsePositiveRate = 0.01,
+    roots: options.Roots = None,
     passages: Annotated[
         bool,
         typer.Option(
@@ -219,7 +220,12 @@ def detect(
             "--calibration": calibration,
         }
         given |= {"--audit": audit, "--test": test, "--keys": keys, "--tokens": tokens}
-        given |= {"--reader": reader, "--translate-back": translate_back, "--passages": passages}
+        given |= {
+            "--roots": roots,
+            "--reader": reader,
+            "--translate-back": translate_back,
+            "--passages": passages,
+        }
         follow_stream(
             options.only_key(key, [name for name, value in given.items() if value], texts),
             detector=detector,
@@ -251,6 +257,7 @@ def detect(
         audit=audit,
         translate_back=translate_back,
         reader=reader,
+        roots=roots,
     )
     source = _source(jsonl, in_, prompt=prompt, by=by)
     mode = _boilerplate_mode(boilerplate, source)
@@ -391,6 +398,12 @@ class Verdicts:
         if q is not None and self.count > 1:
             line.append(f", q = {q:.2g}")
         self._console.print(line)
+        notes = [] if scored.row["manifest"] is None else [scored.row["manifest"]["sentence"]]
+        if scored.detection.verdict.conclusive:
+            left = scored.row.get("not_tested", ())
+            notes += [f"not tested: {each['key_file']} ({each['scheme']}): {each['reason']}" for each in left]
+        for note in notes:
+            self._console.print(f"    {printable(note)}", markup=False, highlight=False)
         if self.on_terminal and (self._tokens or self._total == 1):
             self._console.print(
                 colour_tokens(self._console, scored.text, scored.detection),
@@ -406,7 +419,8 @@ def _key_note(scored: Scored) -> str:
     """Which of several keys the text carries, or fits best."""
     if scored.key_file is None or not scored.detection.verdict.conclusive:
         return ""
-    which = f"{printable(scored.key_file)} ({scored.detection.key_fingerprint})"
+    kind = "" if scored.detection.scheme == "dew" else f", {scored.detection.scheme}"
+    which = f"{printable(scored.key_file)} ({scored.detection.key_fingerprint}{kind})"
     count = scored.row["keys"]
     if scored.detection.is_marked:
         return f", key {which}, corrected for {count} keys"

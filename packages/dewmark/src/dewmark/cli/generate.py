@@ -59,6 +59,8 @@ def generate(
             help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
         ),
     ] = None,
+    certificate: options.Certificate = None,
+    certificate_key: options.CertificateKey = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
@@ -129,6 +131,7 @@ def generate(
     )
     Decoding(**stated)  # report mistakes before a model is loaded
     left_out = None if policy is None else load_policy(policy)
+    provider = options.load_provider(certificate, certificate_key)
     message = options.whole_number(payload, "--payload")
     if scheme == options.UNMARKED and (member is not None or message is not None):
         raise ConfigError("scheme none leaves no mark: leave out --member and --payload")
@@ -142,6 +145,7 @@ def generate(
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
             writer = TextWriter.unmarked(host, progress=progress, device=device, dtype=dtype)
+            writer.provider = provider
         else:
             watermark = options.load_watermark(
                 secret,
@@ -152,7 +156,7 @@ def generate(
                 device=device,
                 dtype=dtype,
             )
-            watermark.policy = left_out
+            watermark.policy, watermark.provider = left_out, provider
             writer = TextWriter.marked(watermark, member=member, payload=message)
         if prompt is not None:
             answered = _answers(writer) if chat is None else chat

@@ -16,12 +16,15 @@ from dewmark.registry import unknown_name
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.decoding import DecodingOptions
+    from dewmark.manifests import Signs
     from dewmark.scheme import BoundScheme
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
 
 __all__ = [
     "BatchSize",
+    "Certificate",
+    "CertificateKey",
     "Chat",
     "Detector",
     "Device",
@@ -36,6 +39,7 @@ __all__ = [
     "Prompt",
     "Quiet",
     "Reader",
+    "Roots",
     "SchemeName",
     "Seed",
     "Settings",
@@ -45,6 +49,7 @@ __all__ = [
     "check_marks",
     "decoding_options",
     "load_key",
+    "load_provider",
     "load_watermark",
     "numbers",
     "open_detector",
@@ -93,6 +98,33 @@ Attempts = Annotated[
         "--attempts",
         min=1,
         help="Versions of each text that you try: p-values pay for all.",
+        rich_help_panel=TEST,
+    ),
+]
+Certificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="CHAIN.pem",
+        help="Sign a C2PA manifest into every text: your certificate chain, your own certificate first.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+CertificateKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate-key",
+        metavar="KEY.pem",
+        help="The private key of --certificate, unencrypted.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Roots = Annotated[
+    Path | None,
+    typer.Option(
+        "--roots",
+        metavar="ROOTS.pem",
+        help="Certificates under which signers of C2PA manifests are trusted; says if one is missing.",
         rich_help_panel=TEST,
     ),
 ]
@@ -226,6 +258,18 @@ def load_key(file: Path | None) -> Key:
     if file is None:
         raise ConfigError("no key given: add --key FILE (make one with: dewmark key new --out FILE)")
     return Key.load(file)
+
+
+def load_provider(chain: Path | None, private_key: Path | None) -> Signs | None:
+    """Who signs the texts, by --certificate and --certificate-key."""
+    if chain is None and private_key is None:
+        return None
+    if chain is None or private_key is None:
+        raise ConfigError("--certificate and --certificate-key go together: give both or neither")
+    from dewmark.manifests import MANIFESTS
+
+    provider: Signs = MANIFESTS["sign"](chain, private_key)
+    return provider
 
 
 def load_watermark(

@@ -315,8 +315,8 @@ class Audit:
         if self.outcome is Outcome.CANNOT_TELL:
             unsure = [cell.name for cell in self._judged if cell.trust is Trust.CANNOT_TELL]
             return (
-                f"Too few texts of {', '.join(unsure)} to judge: at {percent(VERDICT_LEVEL)} the key may call "
-                f"more than {percent(TOLERANCE * VERDICT_LEVEL)} of them marked. Add texts of that kind."
+                f"Too few texts of {', '.join(unsure)} to judge: at {percent(VERDICT_LEVEL)} the key may "
+                f"call more than {percent(TOLERANCE * VERDICT_LEVEL)} of them marked. Add more."
             )
         most = max(cell.prediction.high for cell in self._judged if cell.prediction is not None)
         return (

@@ -10,7 +10,7 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dewmark.capabilities import KeepsRecords
@@ -36,6 +36,8 @@ class Marked(NamedTuple):
     request: MarkRequest
     rows: Rows
     row: Row
+    spares: Callable[[Row], bool] | None = None
+    """Whether a policy leaves a row's next token without a mark."""
 
 
 class Markers:
@@ -92,12 +94,24 @@ class Markers:
         known = [text for text in known if seed is None or text.row.seed == own]
         if known:
             last = max(known, key=lambda text: len(text.row.written))
-            return Marked(request, last.rows, last.rows.fork(last.row, written, seed=own))
+            return last._replace(row=last.rows.fork(last.row, written, seed=own))
         rows = self._rows_of(request.key_id)
         row = rows.open_as(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
-        return Marked(request, rows, row)
+        return Marked(request, rows, row, self._spares(prompt))
+
+    def _spares(self, prompt: Sequence[int]) -> Callable[[Row], bool] | None:
+        policy, decode = self._config.policy, self._host.tokenizer.decode
+        if policy is None:
+            return None
+        (before,) = decode([prompt])
+
+        def spares(row: Row) -> bool:
+            (text,) = decode([row.written])
+            return policy.reason(text.rstrip("\N{REPLACEMENT CHARACTER}"), before) is not None
+
+        return spares
 
     def seed(self) -> int:
         """A seed for a request without one."""
@@ -108,10 +122,11 @@ class Markers:
         if key_id not in self._bound:
             bound = self._bound[key_id] = self._bind(Key.load(self._config.keys[key_id]))
             self._log.info(
-                "dewmark marks with %s, key id %s, key fingerprint %s",
+                "dewmark marks with %s, key id %s, key fingerprint %s, policy %s",
                 bound.scheme.name,
                 key_id,
                 bound.fingerprint,
+                self._config.policy.version if self._config.policy else "none",
             )
         return self._bound[key_id]
 
@@ -148,9 +163,14 @@ def _begins(start: Sequence[int], ids: Sequence[int]) -> bool:
 
 
 def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:
-    """Mark the rows of logits (batch, vocab) that have a text; the others stay as they are."""
+    """Mark the rows of logits (batch, vocab) that have a text; the others stay as they are.
+
+    So does a row whose next token a policy spares: the engine draws it, and the text goes on from there.
+    """
     groups: dict[int, list[int]] = {}
     for index in sorted(texts):
+        if (spares := texts[index].spares) is not None and spares(texts[index].row):
+            continue
         groups.setdefault(id(texts[index].rows), []).append(index)
     for indices in groups.values():
         rows = texts[indices[0]].rows

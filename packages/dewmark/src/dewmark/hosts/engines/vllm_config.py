@@ -6,6 +6,7 @@ The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG``
     scheme = "dew"                # any scheme that marks token by token
     mark = true                   # whether to mark requests that do not say
     greedy = "unmarked"           # or "refuse": what to do with requests at temperature 0
+    policy = "default"            # or a JSON file: which parts of a text carry no mark
     host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
     default_key = "acme"          # for requests that name no key; required with several keys
     settings = { alpha = 0.9 }
@@ -19,6 +20,7 @@ of a key only its members and payloads are checked here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
+from dewmark.policy import Policy, load_policy
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
 
@@ -38,7 +41,7 @@ CONFIG = "DEWMARK_VLLM_CONFIG"
 
 GREEDY = 1e-5  # below this temperature engines take the likeliest token
 
-_FIELDS = ("default_key", "greedy", "host", "keys", "mark", "opt_out", "scheme", "settings")
+_FIELDS = ("default_key", "greedy", "host", "keys", "mark", "opt_out", "policy", "scheme", "settings")
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
 _PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
@@ -66,6 +69,8 @@ class EngineConfig:
     """Whether a request may switch the mark off."""
     greedy: str = "unmarked"
     """Whether requests that leave no choice to mark are answered ``unmarked``, or refused (``refuse``)."""
+    policy: Policy | None = None
+    """Which parts of a text carry no mark; the rule for numbers is off, since engines draw those tokens."""
 
     def leaves_no_choice(self, temperature: float) -> bool:
         """Whether a request always takes the likeliest token, and the scheme marks the choice."""
@@ -174,7 +179,31 @@ def _from_file(path: Path, variable: str) -> EngineConfig:
         raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
     scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
     files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
-    return EngineConfig(scheme, files, str(default), mark=mark, host=host, opt_out=opt_out, greedy=greedy)
+    return EngineConfig(
+        scheme,
+        files,
+        str(default),
+        mark=mark,
+        host=host,
+        opt_out=opt_out,
+        greedy=greedy,
+        policy=_policy(values.get("policy"), path),
+    )
+
+
+def _policy(name: object, path: Path) -> Policy | None:
+    """The policy that a configuration names, with the rules that engines can keep."""
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise ConfigError(f'policy in {path} must be "default" or a JSON file, got {name!r}')
+    policy = load_policy(name if name == "default" else path.parent / Path(name).expanduser())
+    if policy.least_tokens:
+        raise ConfigError(
+            f"policy in {path}: engines cannot leave out short requests; remove least_tokens, and send "
+            '{"dewmark": false} with them'
+        )
+    return dataclasses.replace(policy, numbers=False)
 
 
 def _read(path: Path, variable: str) -> dict[str, Any]:
