@@ -184,7 +184,8 @@ def test_marked_and_unmarked_side_by_side(run, host, key_file, monkeypatch):
     assert "1 in 1,000,000" in shown.out
     assert "Price of the mark: +0.00 nats a token" in shown.out
     assert "scheme dew, seed 3" in shown.err
-    assert "--compare writes one --prompt" in run(*command, "--scheme", "none", "-q").error
+    for wrong in (["--scheme", "none"], ["--certificate", "a.pem"]):
+        assert "--compare writes one --prompt" in run(*command, *wrong, "-q").error
 
 
 def test_a_host_without_a_template_continues(run, host, key_file, monkeypatch):

@@ -114,8 +114,11 @@ def generate(
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
-    if compare and (prompts is not None or scheme == options.UNMARKED):
-        raise ConfigError("--compare writes one --prompt with and without the mark of a scheme: give both")
+    if compare and (prompts is not None or scheme == options.UNMARKED or certificate is not None):
+        raise ConfigError(
+            "--compare writes one --prompt with and without a mark, and no manifest: leave out --prompts, "
+            "--scheme none and --certificate"
+        )
     if strength is not None:
         settings = [*(settings or ()), f"strength={options.strength_of(strength)}"]
     if scheme == options.UNMARKED and settings:
