@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", san
 
 def all_pictures(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> dict[str, str]:
     """The pictures by their file names in ``docs/images``."""
-    return {"demo.svg": demo(texts, key), "price.svg": price()}
+    return {"demo.svg": demo(texts, key), "price.svg": price(), "false-alarms.svg": false_alarms()}
 
 
 def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> str:
@@ -133,3 +134,45 @@ def _panel(title: str, points: list[tuple[str, float, float, float]], *, top: in
             f'<text class="{label}" x="{at:.1f}" y="{down:.1f}" text-anchor="{anchor}">{name}</text>'
         )
     return parts
+
+
+def false_alarms() -> str:
+    """The measured share of false alarms against the level that was asked for."""
+    found = json.loads((DOCS / "results" / "one-key.json").read_text(encoding="utf-8"))
+    left, top, width, height = 74, 56, 550, 330
+    asked = f"{found['texts']:,} texts of {len(found['rows'])} kinds under {found['keys']:,} keys"
+
+    def x(level: float) -> float:
+        return left + width * (math.log10(level) + 5) / 4
+
+    def y(share: float) -> float:
+        return top + height * (1 - (math.log10(share) + 5) / 4)
+
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450" role="img">',
+        "<title>Measured share of false alarms against the level</title>",
+        STYLE,
+        f'<text class="title" x="{left}" y="20">Unmarked texts called marked, against the level</text>',
+        f'<text x="{left}" y="40">{asked}; a former default, without a reader</text>',
+    ]
+    for level in (1e-4, 1e-3, 1e-2, 1e-1):
+        parts.append(f'<path class="grid" d="M{left} {y(level):.1f}h{width}"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.2%}</text>')
+        parts.append(f'<path class="axis" d="M{x(level):.1f} {top + height}v5"/>')
+        parts.append(
+            f'<text x="{x(level):.1f}" y="{top + height + 20}" text-anchor="middle">{level:.2%}</text>'
+        )
+    low, high = 1e-5, 0.1
+    parts.append(f'<path class="axis" d="M{left} {top + height}h{width}"/>')
+    line = f"M{x(low):.1f} {y(low):.1f}L{x(high):.1f} {y(high):.1f}"
+    parts.append(f'<path class="bar" stroke-dasharray="5 4" d="{line}"/>')
+    parts.append(
+        f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">'
+        "level; on the dashed line the share is the level</text>"
+    )
+    for name, share in found["levels"].items():
+        at, down = x(float(name)), y(share)
+        parts.append(f'<circle class="dew" cx="{at:.1f}" cy="{down:.1f}" r="6"/>')
+        label = f'<text class="ours" x="{at - 12:.1f}" y="{down - 6:.1f}" text-anchor="end">'
+        parts.append(f"{label}{100 * share:.3g}%</text>")
+    return "\n".join([*parts, "</svg>"]) + "\n"

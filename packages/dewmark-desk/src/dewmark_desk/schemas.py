@@ -106,6 +106,14 @@ class ReportRequest(_Request):
     page: bool = Field(False, description="Also return the report as a page to print.")
 
 
+class TableRequest(_Request):
+    """Signed reports to put into one table."""
+
+    documents: list[Annotated[str, Field(max_length=1_000_000)]] = Field(
+        min_length=1, max_length=MAX_TEXTS, fail_fast=True
+    )
+
+
 class VerifyRequest(_Request):
     """A signed document, and optionally the text that it should be about."""
 
@@ -383,6 +391,15 @@ class ReportResponse(BaseModel):
     document: str
     claims: dict[str, Any]
     page: str | None
+
+
+class TableResponse(BaseModel):
+    """A table (CSV), and the signed document (JWS) that names its SHA-256."""
+
+    request_id: str
+    table: str
+    document: str
+    claims: dict[str, Any]
 
 
 class VerifyResponse(BaseModel):

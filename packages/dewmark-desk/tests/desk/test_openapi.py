@@ -41,6 +41,7 @@ OPERATIONS = [
     ("/v1/audit", "POST"),
     ("/v1/batches", "POST"),
     ("/v1/reports", "POST"),
+    ("/v1/reports/table", "POST"),
     ("/v1/reports/verify", "POST"),
     ("/v1/log", "GET"),
     ("/v1/log/search", "POST"),

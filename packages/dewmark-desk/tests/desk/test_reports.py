@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -68,6 +70,40 @@ def test_a_third_party_verifies_with_the_published_keys(signing, tmp_path, capsy
     arguments = ["--signer", str(tmp_path / "keys.json"), "--text", str(tmp_path / "letter.txt")]
     assert main(["report", "verify", str(tmp_path / "r.jws"), *arguments]) == 0
     assert capsys.readouterr().out.startswith("valid: detection-report")
+
+
+def test_a_table_of_reports_is_signed_and_anyone_can_verify_it(signing, tmp_path, capsys):
+    asked = {"=a, b.txt": marked_text(), "two.txt": plain_text()}
+    made = [
+        signing.post("/v1/reports", json={"text": text, "name": name}).json() for name, text in asked.items()
+    ]
+    documents = [each["document"] for each in made]
+    table = signing.post("/v1/reports/table", json={"documents": documents}).json()
+    rows = list(csv.DictReader(io.StringIO(table["table"], newline="")))
+    assert [row["text"] for row in rows] == ["'=a, b.txt", "two.txt"]  # no formula
+    for row, each in zip(rows, made, strict=True):
+        claims = each["claims"]
+        assert (row["verdict"], float(row["p_value"])) == (claims["verdict"], claims["p_value"])
+        assert (row["report"], row["sha256"]) == (claims["id"], claims["text"]["sha256"])
+    (tmp_path / "t.jws").write_text(table["document"])
+    (tmp_path / "keys.json").write_text(signing.get("/.well-known/jwks.json").text)
+    command = ["report", "verify", str(tmp_path / "t.jws"), "--signer", str(tmp_path / "keys.json")]
+    for change, code, said in (("", 0, "unchanged"), ("x", 1, "is not the file that was signed")):
+        (tmp_path / "verdicts.csv").write_bytes((table["table"] + change).encode())
+        assert main(command) == code
+        assert said in capsys.readouterr().out
+
+
+def test_a_table_takes_only_reports_of_this_service(signing, signers, client):
+    bare = SigningKey.load(signers[1]).sign({"verdict": "marked"}, kind="detection-report")
+    foreign = SigningKey.generate().sign({"verdict": "marked"}, kind="detection-report")
+    own = signing.post("/v1/reports", json={"text": plain_text()}).json()["document"]
+    inner = signing.post("/v1/reports/table", json={"documents": [own]}).json()["document"]
+    for bad in (bare, foreign, inner, "x"):
+        answer = signing.post("/v1/reports/table", json={"documents": [own, bad]})
+        assert answer.status_code == 422
+        assert "a report is not valid" in answer.json()["error"]["message"]
+    assert client.post("/v1/reports/table", json={"documents": [own]}).status_code == 404
 
 
 def test_reports_need_a_signing_key_and_the_scope(client, signing):

@@ -1,4 +1,4 @@
-"""``/v1/reports``: signed detection reports, and a check of signed documents for anyone."""
+"""``/v1/reports``: signed detection reports, tables of them, and a check of signed documents for anyone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dewmark_desk.api_tokens import Scope
 from dewmark_desk.examining import examine
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims, text_digest
+from dewmark_desk.reports.verdict_table import TABLE, table_claims, table_csv
 from dewmark_desk.routes.dependencies import (
     CallerOf,
     RequestId,
@@ -21,8 +22,16 @@ from dewmark_desk.routes.dependencies import (
     token,
 )
 from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
-from dewmark_desk.schemas import ReportRequest, ReportResponse, VerifyRequest, VerifyResponse
-from dewmark_desk.signing import verify
+from dewmark_desk.schemas import (
+    ReportRequest,
+    ReportResponse,
+    TableRequest,
+    TableResponse,
+    VerifyRequest,
+    VerifyResponse,
+)
+from dewmark_desk.service import Service
+from dewmark_desk.signing import SigningKey, verify
 from dewmark_desk.verdicts import Query
 
 router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
@@ -44,9 +53,7 @@ async def report(
     The text itself is not part of the report and is not stored.
     """
     caller = require(caller, Scope.DETECT)
-    signer = service.signer
-    if signer is None:
-        raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
+    signer = _signer(service)
     how = decisions.examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
     if body.name:
         check_text(body.name, "the name")
@@ -65,6 +72,32 @@ async def report(
     document = signer.sign(claims, kind=REPORT)
     page = render_report(verify(document, service.trusted), document) if body.page else None
     return JSONResponse({"request_id": request_id, "document": document, "claims": claims, "page": page})
+
+
+@router.post(
+    "/reports/table",
+    response_model=TableResponse,
+    dependencies=[Depends(token)],
+    responses=error_responses(404, 408, 413, 422, 429),
+    summary="Put signed reports into one signed table",
+    openapi_extra=scopes(Scope.DETECT),
+)
+async def table(
+    body: TableRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> JSONResponse:
+    """The verdicts of reports that this service signed, as a CSV file with a signed document beside it."""
+    caller = require(caller, Scope.DETECT)
+    signer = _signer(service)
+    async with service.charged(caller, 0, requests=1):
+        try:
+            reports = [verify(each, service.trusted, kind=REPORT).payload for each in body.documents]
+            made = table_csv(reports)
+        except (SignatureError, KeyError) as error:
+            said = error if isinstance(error, SignatureError) else f"it has no {error}"
+            raise ApiError(422, "invalid_request", f"a report is not valid: {said}") from None
+    claims = table_claims(made, rows=len(reports), issuer=service.settings.provider)
+    document = signer.sign(claims, kind=TABLE)
+    return JSONResponse({"request_id": request_id, "table": made, "document": document, "claims": claims})
 
 
 @router.post(
@@ -87,3 +120,9 @@ async def check(body: VerifyRequest, service: ServiceOf, request_id: RequestId) 
     return JSONResponse(
         {**found, "valid": True, "kind": signed.kind, "signer": signed.signer, "claims": signed.payload}
     )
+
+
+def _signer(service: Service) -> SigningKey:
+    if service.signer is None:
+        raise ApiError(404, "not_found", "this service signs no reports: it has no signing key")
+    return service.signer

@@ -40,10 +40,13 @@ export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
 }
 
 /** A signed report on one text: {document, claims, page}. */
-export const signedReport = (text, { prompt, tenant, fpr, name }) => {
-  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null, fpr, passages: true, name: name?.slice(0, 200) ?? null, page: true };
+export const signedReport = (text, { prompt, tenant, fpr, name, page = true }) => {
+  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null, fpr, passages: true, name: name?.slice(0, 200) ?? null, page };
   return call("POST", "/v1/reports", { body });
 };
+
+/** The documents of signed reports as one signed table: {table, document}. */
+export const signedTable = (documents) => call("POST", "/v1/reports/table", { body: { documents } });
 
 /** Texts to try: {marked, unmarked}. */
 export const example = (signal) => call("GET", "/v1/example", { signal });

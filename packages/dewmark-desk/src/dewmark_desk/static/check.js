@@ -1,6 +1,6 @@
 // The tab "Check a text": take texts and files, ask the service, and show what it found.
 
-import { detect, example, signedReport } from "/static/api.js";
+import { detect, example, signedReport, signedTable } from "/static/api.js";
 import { $, announce, copy, download, say } from "/static/dom.js";
 import { acceptDrops, readText } from "/static/files.js";
 import * as history from "/static/history.js";
@@ -55,10 +55,12 @@ export function listen(unauthorized) {
   });
   addEventListener("afterprint", () => ($("details").open = unfolded));
   acceptDrops($("panel-check"), take);
-  history.listen(open, () => {
+  const stopped = () => {
     stop();
     busy(null);
-  });
+  };
+  history.listen(open, stopped, () => Boolean(service?.signs && service.fine));
+  $("history-signed").addEventListener("click", saveTable);
   onLanguage(() => {
     tally();
     if (latest?.result) showResult(latest, service);
@@ -156,20 +158,40 @@ async function judge(entry, signal) {
 }
 
 /** Have the service check the text once more, as it was asked the first time, and sign what it finds. */
-async function saveReport() {
-  const [button, entry] = [$("report-save"), latest];
+function saveReport() {
+  const entry = latest;
+  return signing($("report-save"), saveReport, async () => {
+    const { claims, page } = await signedReport(entry.text, { ...entry.options, name: entry.name });
+    download(`${t("report.name")}-${claims.id}.html`, page, "text/html");
+  });
+}
+
+/** The same for every text of the list, in one table; its signature is a file of its own. */
+function saveTable() {
+  return signing($("history-signed"), saveTable, async () => {
+    const documents = [];
+    for (const { text, options, name } of history.signable()) {
+      documents.push((await signedReport(text, { ...options, name, page: false })).document);
+    }
+    const { table, document } = await signedTable(documents);
+    download("verdicts.csv", table, "text/csv"); // the name that the signature states
+    download("verdicts.jws", document, "application/jose");
+  });
+}
+
+/** Run what a button saves, and say on the button how far it is; `again` repeats it once there is a token. */
+async function signing(button, again, save) {
   say($("check-error"), null);
   button.textContent = t("report.making");
   try {
-    const { claims, page } = await signedReport(entry.text, { ...entry.options, name: entry.name });
-    download(`${t("report.name")}-${claims.id}.html`, page, "text/html");
+    await save();
     button.textContent = t("report.saved");
     announce(button.textContent);
   } catch (error) {
-    fail(error, saveReport);
-    button.textContent = t("report");
+    fail(error, again);
+    button.textContent = t(button.dataset.t);
   }
-  setTimeout(() => (button.textContent = t("report")), 2000);
+  setTimeout(() => (button.textContent = t(button.dataset.t)), 2000);
 }
 
 /** Show an entry of the history. */

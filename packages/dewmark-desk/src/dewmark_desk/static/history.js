@@ -14,10 +14,12 @@ let entries = restore(); // newest first: {name, time, kind} or {name, time, tex
 let selected = null;
 let batch = null; // files that were dropped together: {entries, fpr}
 let open = () => {};
+let signs = () => false;
 
-/** `show` is called with an entry that the user picks, `stop` to end a check of many files. */
-export function listen(show, stop) {
+/** `show` is called with an entry that the user picks, `stop` to end a check of many files; `canSign` says whether the service signs. */
+export function listen(show, stop, canSign) {
   open = show;
+  signs = canSign;
   $("history-stop").addEventListener("click", stop);
   $("history-csv").addEventListener("click", () => download(`${t("history.csv.name")}.csv`, csv(entries), "text/csv"));
   $("history-forget").addEventListener("click", () => {
@@ -45,6 +47,9 @@ export function remove(entry) {
   if (batch) batch.entries = batch.entries.filter((each) => each !== entry);
   render();
 }
+
+/** The entries that a service can sign: checked since the page was opened, and not the example. */
+export const signable = () => entries.filter(({ result, notes }) => result && !notes?.includes("example"));
 
 /** Show the list of files that are checked together. */
 export function reveal(some, fpr) {
@@ -97,6 +102,7 @@ function render() {
   $("history-running").hidden = !batch || done === batch.entries.length;
   $("history-bar").value = done / (batch?.entries.length || 1);
   $("history-csv").hidden = !entries.some(({ kind }) => kind);
+  $("history-signed").hidden = !signs() || !signable().length;
   $("history").hidden = !entries.some((entry) => entry !== selected);
   $("history-count").textContent = `(${number(entries.length)})`;
   $("history-rows").replaceChildren(...entries.map(row));

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 
 import pytest
 from playwright.sync_api import expect
+from tests.desk.live import live_service
 from tests.desk.test_documents import odt
 from tests.desk.test_uploads import docx, pdf
+
+from dewmark_desk.signing import SigningKey, verify
 
 pytestmark = pytest.mark.serve
 
@@ -435,6 +439,31 @@ def test_table_of_verdicts_is_saved_as_csv(desk, marked, unmarked, tmp_path):
     assert float(rows[2]["p_value"]) == pytest.approx(float(shown.replace("< ", "")), rel=0.06)
     assert "unsupported file type" in rows[1]["error"]
     assert rows[2]["fpr"] == "0.01"
+
+
+def test_table_of_verdicts_is_saved_with_a_signature(desk, marked, unmarked, tmp_path, monkeypatch):
+    monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
+    signer = SigningKey.generate()
+    signer.save(tmp_path / "desk.pem")
+    with live_service(tmp_path, signers=(str(tmp_path / "desk.pem"),)) as url:
+        page = (one := desk(url=url)).page
+        expect(page.locator("#history-signed")).to_be_hidden()
+        one.drop({"one.txt": unmarked.encode(), "two.exe": b"MZ", "three.txt": marked.encode()})
+        expect(page.locator("#history-running")).to_be_hidden()
+        saved = {}
+        page.on("download", lambda each: saved.update({each.suggested_filename: each}))
+        page.click("#history-signed")
+        expect(page.locator("#history-signed")).to_have_text("Saved")
+        page.wait_for_timeout(500)  # the second file may still be on its way
+        files = {name: each.path().read_bytes() for name, each in saved.items()}
+    assert sorted(files) == ["verdicts.csv", "verdicts.jws"]
+    claims = verify(files["verdicts.jws"].decode(), [signer.public]).payload
+    assert claims["files"] == {"verdicts.csv": hashlib.sha256(files["verdicts.csv"]).hexdigest()}
+    rows = list(csv.DictReader(files["verdicts.csv"].decode().splitlines()))
+    assert [(row["text"], row["verdict"]) for row in rows] == [
+        ("one.txt", "not_marked"),
+        ("three.txt", "marked"),
+    ]
 
 
 def test_check_of_many_files_can_be_stopped(desk, unmarked):

@@ -18,8 +18,11 @@ from dewmark.cli.terminal import Progress, emit, printable, results, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dewmark.batch import Prompt, TextWriter
     from dewmark.core.keys import Key
+    from dewmark.decoding import Decoding
     from dewmark.types import Detection, Verdict
+    from dewmark.watermark import Watermark
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS = 250
@@ -69,10 +72,7 @@ def demo(
     with Progress(quiet=quiet) as progress:
         cases, setting = run(key, wrong_key, prompt, seed, host=host, progress=progress, quiet=quiet)
     if json_:
-        for case in cases:
-            row = {"id": case.name, **case.detection.to_dict(), "nats": case.nats}
-            row |= {"expected": case.expected.value, "right": case.right}
-            emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
+        emit_cases(cases, seed)
     else:
         show(results(), cases, setting)
     if svg is not None:
@@ -93,41 +93,69 @@ def run(
     key: Key, wrong_key: Key, request: str, seed: int, *, host: str | None, progress: Progress, quiet: bool
 ) -> tuple[list[Case], str]:
     """Load, write and detect, and report the time of each stage; also says how the texts were drawn."""
-    from dewmark.batch import TextWriter
+    from dewmark.batch import Prompt, TextWriter
+    from dewmark.batch.inputs import as_request
     from dewmark.types import Verdict
 
     clock = _Clock(progress, quiet=quiet)
     watermark = options.load_watermark(key, host=host, scheme=None, settings=None, progress=progress)
     writer = TextWriter.marked(watermark)
-    model = writer.host
-    clock.lap(f"key {key.fingerprint}, {model.name}: ready in")
-    prompt = writer.chat.render([{"role": "user", "content": request}])
+    clock.lap(f"key {key.fingerprint}, {writer.host.name}: ready in")
+    asked = Prompt("0", request, as_request(request))
     decoding = writer.decoding({"max_new_tokens": TOKENS}, chat=True)
-    plain = TextWriter(None, model.info, lambda: model)
     for left in reversed(range(ANSWERS)):
         progress(f"writing up to {TOKENS} tokens, twice", 0, 0)
-        made = [each.write([prompt], seeds=[seed], decoding=decoding)[0].text for each in (writer, plain)]
-        clock.lap(f"a marked and an unmarked text of up to {TOKENS} tokens written in")
-        found = watermark.detect(made[0].strip())
-        if found.verdict is Verdict.MARKED or not left:
+        marked, unmarked = compare(watermark, writer, asked, seed=seed, decoding=decoding)
+        clock.lap(f"a marked and an unmarked text of up to {TOKENS} tokens written and tested in")
+        if marked.right or not left:
             break
-        say(f"this answer left the mark too little choice (p = {found.p_value:.2g}); another", quiet=quiet)
+        p = marked.detection.p_value
+        say(f"this answer left the mark too little choice (p = {p:.2g}); another", quiet=quiet)
         seed += 1
-    nats = [-total / count for total, count in model.log_likelihood([prompt, prompt], made)]
-    marked, unmarked = (text.strip() for text in made)
     human = human_paragraph()
-    others = watermark.detect_batch([unmarked, human])
-    clock.lap("two more texts scored in")
+    found = watermark.detect(human)
     other = options.load_watermark(wrong_key, host=host, scheme=None, settings=None, progress=progress)
-    others.append(other.detect(marked))
-    clock.lap(f"wrong key {wrong_key.fingerprint} tested in")
+    wrong = other.detect(marked.text)
+    clock.lap(f"a human paragraph, and wrong key {wrong_key.fingerprint}, tested in")
     cases = [
-        Case("marked text", request, marked, found, Verdict.MARKED, nats[0]),
-        Case("unmarked text", request, unmarked, others[0], Verdict.NOT_MARKED, nats[1]),
-        Case("human paragraph", "", human, others[1], Verdict.NOT_MARKED),
-        Case("wrong key", request, marked, others[2], Verdict.NOT_MARKED),
+        marked,
+        unmarked,
+        Case("human paragraph", "", human, found, Verdict.NOT_MARKED),
+        Case("wrong key", request, marked.text, wrong, Verdict.NOT_MARKED),
     ]
-    return cases, f"{model.name}, temperature {decoding.temperature:g}, top-p {decoding.top_p:g}"
+    return cases, setting_of(writer, decoding)
+
+
+def compare(
+    watermark: Watermark, writer: TextWriter, asked: Prompt, *, seed: int, decoding: Decoding
+) -> tuple[Case, Case]:
+    """A text with the writer's mark and one without, of the same prompt and seed."""
+    from dewmark.batch import TextWriter
+    from dewmark.types import Verdict
+
+    host, prompt = writer.host, writer.prompt(asked)
+    plain = TextWriter(None, host.info, lambda: host)
+    made = [each.write([prompt], seeds=[seed], decoding=decoding)[0].text for each in (writer, plain)]
+    nats = [-total / max(count, 1) for total, count in host.log_likelihood([prompt, prompt], made)]
+    texts = [text.strip() for text in made]
+    found = watermark.detect_batch(texts)
+    return (
+        Case("marked text", asked.text, texts[0], found[0], Verdict.MARKED, nats[0]),
+        Case("unmarked text", asked.text, texts[1], found[1], Verdict.NOT_MARKED, nats[1]),
+    )
+
+
+def setting_of(writer: TextWriter, decoding: Decoding) -> str:
+    """How texts are drawn, in words."""
+    return f"{writer.host.name}, temperature {decoding.temperature:g}, top-p {decoding.top_p:g}"
+
+
+def emit_cases(cases: Sequence[Case], seed: int) -> None:
+    """Print the cases as JSON, one a line."""
+    for case in cases:
+        row = {"id": case.name, **case.detection.to_dict(), "nats": case.nats}
+        row |= {"expected": case.expected.value, "right": case.right}
+        emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
 
 
 def human_paragraph() -> str:

@@ -43,19 +43,17 @@ def chat_format_of(
     if not getattr(tokenizer, "chat_template", None):
         raise no_template(name)
 
-    def render(messages: Conversation) -> str:
+    def template(messages: Conversation, **options: Any) -> Any:  # noqa: ANN401 - text, ids or tensors
+        asks_ids = any(name.startswith("return_") for name in options)
+        stated = {"tokenize": asks_ids, "add_generation_prompt": True, **options}
         try:
-            return str(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-                )
-            )
+            return tokenizer.apply_chat_template([dict(message) for message in messages], **stated)
         except Exception as error:  # a template raises whatever its author chose
             raise InputError(
                 "the model's chat template rejects this conversation: change its roles"
             ) from error
 
-    return ChatFormat(render, own_decoding(generation, name=name))
+    return ChatFormat(lambda messages: str(template(messages)), own_decoding(generation, name=name), template)
 
 
 def own_decoding(generation: Mapping[str, Any], *, name: str) -> Decoding:

@@ -70,8 +70,9 @@ class TransformersHost(Host):
                 {} if generation is None else generation.to_diff_dict(),
                 name=str(model.config.model_type),
             )
-        self._open_chat = open_chat
+        self._open_chat = open_chat and functools.cache(open_chat)
         self.tokenizer = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+        self.tokenizer.open_chat = self._open_chat
         self._info = info or info_from_model(model, self.tokenizer)
         text_config = model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
