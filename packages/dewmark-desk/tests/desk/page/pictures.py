@@ -37,8 +37,31 @@ def main() -> None:
         with subprocess.Popen([sys.executable, "-m", "dewmark", *command]) as service:
             try:
                 _take(chromium)
+                _take_public_page(chromium, folder)
             finally:
                 service.terminate()
+
+
+def _save(page: Page, name: str, *, whole: bool = False) -> None:
+    path = DOCS / "images" / f"{name}.png"
+    page.screenshot(path=path, full_page=whole)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+
+def _take_public_page(browser: Browser, folder: Path) -> None:
+    """The page of `dewmark detector export --public --page`, which needs no service."""
+    out = ["--out", str(folder / "public"), "--page", str(folder / "page")]
+    command = ["detector", "export", "--key", str(folder / "acme.key"), "--public", *out]
+    subprocess.run([sys.executable, "-m", "dewmark", *command], check=True)
+    page = browser.new_context(viewport={"width": 900, "height": 900}, locale="en-GB").new_page()
+    page.goto((folder / "page" / "index.html").as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    page.get_by_role("textbox").fill(
+        "\n\n".join(row["text"] for name, row in rows().items() if "chat" in name)
+    )
+    page.get_by_role("button", name="Check").click()
+    page.wait_for_selector("#result:not([hidden])")
+    _save(page, "public-page")
 
 
 def _take(browser: Browser) -> None:
@@ -54,38 +77,33 @@ def _take(browser: Browser) -> None:
                 desk.page.wait_for_timeout(1000)
         raise TimeoutError("the service does not answer")
 
-    def save(page: Page, name: str, *, whole: bool = False) -> None:
-        path = DOCS / "images" / f"desk-{name}.png"
-        page.screenshot(path=path, full_page=whole)
-        Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
-
     light = opened()
     light.page.click("#example-marked")
     expect(light.page.locator("#verdict")).to_contain_text("carries the mark")
-    save(light.page, "light")
+    _save(light.page, "desk-light")
     dark = opened(color_scheme="dark")
     dark.page.click("#example-marked")
     expect(dark.page.locator("#verdict")).to_contain_text("carries the mark")
     dark.page.get_by_role("button", name="Show word scores").click()
     dark.page.locator("#scored").scroll_into_view_if_needed()
-    save(dark.page, "dark")
+    _save(dark.page, "desk-dark")
     phone = opened(viewport=PHONE, device_scale_factor=2)
     phone.page.click("#example-marked")
     expect(phone.page.locator("#verdict")).to_contain_text("carries the mark")
     phone.page.locator("#verdict-card").scroll_into_view_if_needed()
-    save(phone.page, "phone")
+    _save(phone.page, "desk-phone")
     many = opened()
     many.drop({f"{name}.txt": row["text"].encode() for name, row in rows().items()})
     expect(many.page.locator("#history-expect")).to_contain_text("4 texts")
     many.page.locator("#history").scroll_into_view_if_needed()
-    save(many.page, "many")
+    _save(many.page, "desk-many")
     audit = opened()
     audit.page.get_by_role("tab", name="Audit a key").click()
     texts = "".join(json.dumps({"text": text}) + "\n" for text in Negatives.packaged().texts)
     audit.drop({"own.jsonl": texts.encode()}, target="#audit-drop")
     audit.page.get_by_role("button", name="Start audit").click()
     expect(audit.page.get_by_text("Share of unmarked texts called marked")).to_be_visible()
-    save(audit.page, "audit", whole=True)
+    _save(audit.page, "desk-audit", whole=True)
 
 
 if __name__ == "__main__":
