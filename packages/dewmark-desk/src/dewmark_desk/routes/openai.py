@@ -179,7 +179,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=64)
+    tool_calls: list[ToolCall] | None = Field(None, max_length=64, fail_fast=True)
 
     @property
     def text(self) -> str:
