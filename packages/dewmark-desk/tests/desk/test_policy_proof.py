@@ -14,12 +14,17 @@ from dewmark_desk.policy_proof import _ASKED, parses, prove
 pytest.importorskip("llguidance")
 
 
-def test_structured_answers_parse_with_the_mark_and_without(monkeypatch):
-    """A host of random bytes: only the grammar makes its answers parse."""
-    monkeypatch.delitem(_ASKED, "code")
-    watermark = Watermark(Key(bytes(range(32))), host=FakeHost(kind="bytes"))
+def proved(key: Key):
+    watermark = Watermark(key, host=FakeHost(kind="bytes"))
     watermark.__dict__["chat_format"] = ChatFormat(lambda messages: messages[0]["content"], Decoding())
-    proof = prove(watermark, Policy(), requests=6, max_new_tokens=250, batch_size=3)
+    return prove(watermark, Policy(), requests=6, max_new_tokens=250, batch_size=3)
+
+
+def test_structured_answers_parse_with_the_mark_and_without(monkeypatch):
+    """A host of random bytes: only the grammar makes its answers parse, and no key changes them."""
+    monkeypatch.delitem(_ASKED, "code")
+    proof, other = proved(Key(bytes(range(32)))), proved(Key(bytes(32)))
+    assert [marked.text for _, marked in proof.answers] == [marked.text for _, marked in other.answers]
     found = proof.to_dict()
     rows = {row["kind"]: row for row in found["parsed"]}
     for kind in ("JSON", "tool call"):
