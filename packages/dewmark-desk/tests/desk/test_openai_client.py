@@ -50,8 +50,15 @@ def test_completions_with_and_without_streaming(client):
 
 def test_models_and_errors(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
-    with pytest.raises(openai.UnprocessableEntityError, match="temperature 0"):
-        client.completions.create(model="tiny", prompt="a", temperature=0.0)
+    with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
+        client.completions.create(model="tiny", prompt="a", temperature=-1.0)
+
+
+def test_a_greedy_request_is_answered_without_a_mark(client):
+    wanted = {**WANTED, "temperature": 0.0}
+    text = client.completions.create(prompt="the old bridge", **wanted).choices[0].text
+    assert text
+    assert verdict(client, text) != "marked"
 
 
 def test_disconnecting_frees_the_generator(client):
