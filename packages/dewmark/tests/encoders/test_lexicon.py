@@ -267,7 +267,7 @@ def test_shipped_vectors_are_those_of_the_encoder(shipped, tmp_path) -> None:
 
     vectors = WordVectors(load_encoder("use-m3", device="cpu"), None)
     fitted = load_word_statistics("default", vectors=vectors, workspace=Workspace(cache=tmp_path))
-    forms = shipped.forms[::1541]
+    forms = shipped.forms[:154_000:1541]  # those behind came through a map from another encoder
     folder = Path(__file__).parents[2] / "src" / "dewmark" / "data" / "lexicon" / "use-m3"
     basis = load_bundle(folder).arrays["basis"].astype(np.float32)
     rows = shipped.rows(forms)
