@@ -13,7 +13,15 @@ from typing import Any
 from dewmark.core.keys import Key
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = {"dew": "DEW", "exp": "EXP", "synthid": "SynthID", "kgw": "KGW", "morphmark": "MorphMark"}
+NAMES = {
+    "dew": "DEW",
+    "exp": "EXP",
+    "synthid": "SynthID",
+    "sweet": "SWEET",
+    "ewd": "EWD",
+    "kgw": "KGW",
+    "morphmark": "MorphMark",
+}
 WORDS = {"strength": "λ", "drafts": "drafts", "delta": "δ"}
 STYLE = """<style>
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #24292f; }

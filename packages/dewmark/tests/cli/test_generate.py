@@ -253,7 +253,7 @@ def test_bad_options(run, host, arguments, said):
         (["--prompt", "a", "--host", "nowhere"], "no model 'nowhere'"),
         (
             ["--prompt", "a", "--strength", "weak"],
-            "--strength takes free, strong or a number from 0 on, got 'weak'",
+            "--strength takes exact, free, strong or a number from 0 on, got 'weak'",
         ),
         (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
     ],

@@ -160,7 +160,7 @@ Settings = Annotated[
 Strength = Annotated[
     str | None,
     typer.Option(
-        metavar="free|strong|NUMBER",
+        metavar="exact|free|strong|NUMBER",
         help="How strong the default's mark is.",
         show_default="free",
         rich_help_panel=KEY,
@@ -402,9 +402,9 @@ def whole_number(value: str | None, option: str) -> int | None:
 def strength_of(value: str) -> str:
     """The value of --strength, checked before anything is loaded."""
     try:
-        right = value in ("free", "strong") or float(value) >= 0
+        right = value in ("exact", "free", "strong") or float(value) >= 0
     except ValueError:
         right = False
     if not right:
-        raise ConfigError(f"--strength takes free, strong or a number from 0 on, got {value!r}")
+        raise ConfigError(f"--strength takes exact, free, strong or a number from 0 on, got {value!r}")
     return value

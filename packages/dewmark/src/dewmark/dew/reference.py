@@ -18,10 +18,11 @@ g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most
 
 Over keys and r, the y of all candidates of all steps are jointly normal with Cov(y_i, y_j) = α K_ij,
 K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y,
-as independent standard normals. So with λ = 0, the default, the text as a whole follows the host's
-distribution over keys and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32
-likeliest are made independent of one another: where a host has more to choose from, this is an approximation,
-and the noise of the others is mostly fresh. λ makes the mark stronger, and costs quality.
+as independent standard normals. So with λ = 0 the text as a whole follows the host's distribution over keys
+and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32 likeliest are made
+independent of one another: where a host has more to choose from, this is an approximation, and the noise of
+the others is mostly fresh. It makes texts a little likelier than the host's own. λ makes them less likely and
+the mark stronger; the default's 0.35 about balances the two.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
 
@@ -57,7 +58,7 @@ from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
 ALPHA, TAIL = 0.95, 0.3  # α: the share of the noise that comes from the key, and for unlikely candidates
-LAMBDA = 0.0  # λ: the most that a logit gains
+LAMBDA = 0.35  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
 STEPS, KEPT = 4, 8  # earlier steps whose noise is remembered, and candidates of each

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEW", "BoundDEW"]
 
-STRENGTHS = {"free": 0.0, "strong": 2.0}
+STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
 _MATRICES_KEPT = 256  # of members and payloads, on a device
 _ELSEWHERE = {
     **dict.fromkeys(("encoder", "statistics", "vocabulary", "word_centre"), "dew-open"),
@@ -52,14 +52,14 @@ class DEW(WordScheme[LexiconReader]):
     """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
     flatten: float | None = 2.5
     """As in `WordScheme`, but higher: the packaged reader subtracts most of what texts have in common."""
-    strength: float = 0.0
-    """λ, the most that a logit can gain beside the keyed noise: ``free`` is 0, ``strong`` is 2."""
+    strength: float = STRENGTHS["free"]
+    """λ, the most that a logit can gain beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
 
     def validate(self) -> None:
         """Reject values out of range."""
         super().validate()
         check_rules(
-            (self.strength >= 0.0, "strength", "be free, strong or a number from 0 on", self.strength),
+            (self.strength >= 0.0, "strength", "be exact, free, strong or a number from 0 on", self.strength),
         )
 
     @property
@@ -80,7 +80,7 @@ class DEW(WordScheme[LexiconReader]):
                     "strength": STRENGTHS[strength] if strength in STRENGTHS else float(strength)
                 }
             except ValueError:
-                said = f"strength must be free, strong or a number from 0 on, got {strength!r}"
+                said = f"strength must be exact, free, strong or a number from 0 on, got {strength!r}"
                 raise ConfigError(said) from None
         return super().with_settings(settings)
 
