@@ -28,7 +28,9 @@ WORDS = [" the", " of", " water", " night"]
 
 
 def bind(tmp_path):
-    return DEW(m=8).bind(Key(bytes(32)), FakeHost(400, kind="words").info, Workspace(cache=tmp_path))
+    return DEW(m=8, strength=0.0).bind(
+        Key(bytes(32)), FakeHost(400, kind="words").info, Workspace(cache=tmp_path)
+    )
 
 
 def test_moments_are_those_of_the_winner_s_noise() -> None:

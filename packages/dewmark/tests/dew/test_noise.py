@@ -28,7 +28,7 @@ PARTS = [" a", " water", "n", "s"]  # the last two extend words
 
 
 def bind(kind: str, tmp_path, m: int = 8):
-    scheme = DEW().with_settings({"m": m})
+    scheme = DEW().with_settings({"m": m, "strength": "exact"})
     return scheme.bind(Key(bytes(32)), FakeHost(400, kind=kind).info, Workspace(cache=tmp_path))
 
 
