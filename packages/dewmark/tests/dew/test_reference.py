@@ -306,7 +306,8 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
             aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha
         )
         x = innovations(aligned, mine, state, texts.aligner.tables.units, alpha=alpha)
-        found = logits - np.log(-log_ndtr(x[0].numpy()))
+        gain = marking.scheme.strength * np.tanh(word_race.GAMMA * aligned.u[0].numpy())
+        found = logits + gain - np.log(-log_ndtr(x[0].numpy()))
         np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)
 
         chosen, _ = session.choose(ids, scores, decoding)
