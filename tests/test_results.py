@@ -93,12 +93,9 @@ def test_false_alarms_are_those_of_their_file() -> None:
 
 def test_figures_of_which_scheme_are_those_of_its_files() -> None:
     page = (FOLDER.parent / "which-scheme.md").read_text(encoding="utf-8")
-    known, real = (
-        [value for row in json.loads(text) for value in row.values() if isinstance(value, float)]
-        for text in (
-            (FOLDER / f"{name}.json").read_text("utf-8") for name in ("chat-settings", "real-models")
-        )
-    )
+    rows = json.loads((FOLDER / "real-models.json").read_text("utf-8"))
+    real = [value for row in rows for value in row.values() if isinstance(value, float)]
+    known: list[float] = []
     for folder in ("main", "multilingual-host"):
         with (FOLDER / folder / "table.csv").open(encoding="utf-8", newline="") as stream:
             table = [value for row in csv.DictReader(stream) for value in row.values()]
@@ -113,7 +110,7 @@ def test_figures_of_which_scheme_are_those_of_its_files() -> None:
             shown = set(re.findall(r"\d+\.\d%|\d\.\d{3}", line))
             number += len(shown)
             assert not shown - shares
-    assert number > 20
+    assert number > 15
 
 
 def test_forgeries_and_genuine_texts_are_those_of_their_files() -> None:
