@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
+import dewmark
 from dewmark.config import config_hash
-from dewmark.dew.scheme import DEW
+from dewmark.dew.bound import BoundWords
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -163,16 +164,20 @@ def table_rows(page: str, first: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.name)
 def test_a_file_was_made_with_the_configuration_that_its_page_claims(file: Path) -> None:
-    """A page that does not say "a former default" speaks of detection as it is now."""
+    """The rates of one key are those of detection as it is shipped, with the packaged reader."""
     data = json.loads(file.read_text(encoding="utf-8"))
     page = file.with_suffix(".md")
     if not isinstance(data, dict) or "configuration" not in data:
         assert not page.exists() or "configuration `" not in page.read_text(encoding="utf-8")
         return
-    text, settings = page.read_text(encoding="utf-8"), DEW().to_dict()
-    now = config_hash({name: settings[name] for name in ("flatten", "k", "lexicon")})
-    assert f"configuration `{data['configuration']}`" in text
-    assert data["configuration"] == now or "a former default" in text
+    assert f"configuration `{data['configuration']}`" in page.read_text(encoding="utf-8")
+    bound = dewmark.load_scheme(dewmark.Key(bytes(32)))
+    settings = bound.scheme.to_dict()
+    parts: list[object] = [{name: settings[name] for name in ("flatten", "k", "lexicon")}]
+    if file.name == "one-key.json":
+        assert isinstance(bound, BoundWords)
+        parts.append(bound.reader.packaged.identity)
+    assert data["configuration"] == config_hash(*parts)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -217,7 +222,10 @@ def test_the_rates_of_one_key_are_those_of_their_file() -> None:
             f"{row['words']:,}",
             *(f"{row[name]:.3f}" for name in ("r", "matched")),
             f"{100 * row['rate']:.2f}%",
-            *(f"{100 * row[name]:.1f}%" for name in ("rate_99", "predicted_99", "worst")),
+            f"{100 * row['rate_99']:.1f}%",
+            f"{100 * row['predicted_1']:.1f} to {100 * row['predicted_99']:.1f}%",
+            f"{100 * row['worst']:.1f}%",
+            f"{row['r_bare']:.3f}",
         )
         for row in data["rows"]
     }
@@ -227,6 +235,20 @@ def test_the_rates_of_one_key_are_those_of_their_file() -> None:
     assert f"{data['texts']:,} texts of\n{len(data['rows'])} kinds" in page
     for level, share in data["levels"].items():
         assert f"| {100 * float(level):g}% | {100 * share:.4f}% |" in page
+
+
+def test_other_pages_quote_the_rates_of_one_key_as_they_are() -> None:
+    data = json.loads((FOLDER / "one-key.json").read_text(encoding="utf-8"))
+    rows = {
+        (f"{row['words']:,}", f"{row['r']:.3f}", f"{row['matched']:.3f}", f"{100 * row['rate']:.2f}%")
+        + (f"{100 * row['predicted_99']:.1f}%",)
+        for row in data["rows"]
+    }
+    statistics = (FOLDER.parent / "statistics.md").read_text(encoding="utf-8")
+    assert {tuple(cells[1:]) for cells in table_rows(statistics, "kind of text | words")} <= rows
+    limits = (FOLDER.parent / "limits.md").read_text(encoding="utf-8")
+    shown = {tuple(cells[1:]) for cells in table_rows(limits, "kind of text | r that")}
+    assert shown <= {(row[2], row[4]) for row in rows}
 
 
 def test_what_follows_from_the_papers_tables_is_computed_from_them() -> None:
