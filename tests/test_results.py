@@ -240,8 +240,13 @@ def test_the_rates_of_one_key_are_those_of_their_file() -> None:
 def test_other_pages_quote_the_rates_of_one_key_as_they_are() -> None:
     data = json.loads((FOLDER / "one-key.json").read_text(encoding="utf-8"))
     rows = {
-        (f"{row['words']:,}", f"{row['r']:.3f}", f"{row['matched']:.3f}", f"{100 * row['rate']:.2f}%")
-        + (f"{100 * row['predicted_99']:.1f}%",)
+        (
+            f"{row['words']:,}",
+            f"{row['r']:.3f}",
+            f"{row['matched']:.3f}",
+            f"{100 * row['rate']:.2f}%",
+            f"{100 * row['predicted_99']:.1f}%",
+        )
         for row in data["rows"]
     }
     statistics = (FOLDER.parent / "statistics.md").read_text(encoding="utf-8")
