@@ -131,6 +131,15 @@ def detect_over_http(client: TestClient, texts: list[str], **options: object) ->
     return found
 
 
+def results_of_a_job(client: TestClient, texts: list[str]) -> list[dict]:
+    job = client.post("/v1/batches", json={"texts": [{"text": text} for text in texts]}).json()["job"]["id"]
+    while client.get(f"/v1/jobs/{job}").json()["state"] in ("queued", "running"):
+        pass
+    found = client.get(f"/v1/jobs/{job}/results", params={"limit": 500}).json()["results"]
+    assert isinstance(found, list)
+    return found
+
+
 def test_the_texts_lie_on_both_sides_of_the_level(expected):
     verdicts = [verdict for verdict, _ in expected]
     assert min(verdicts.count("marked"), verdicts.count("not_marked")) > 40
@@ -187,11 +196,7 @@ def test_several_processes(texts, expected, key_file, tmp_path):
 def test_the_service_its_jobs_and_its_reports(texts, expected, key_file, tmp_path, capsys):
     with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
         agree(expected, detect_over_http(client, texts))
-        job = client.post("/v1/batches", json={"texts": [{"text": text} for text in texts]}).json()["job"]
-        while client.get(f"/v1/jobs/{job['id']}").json()["state"] in ("queued", "running"):
-            pass
-        done = client.get(f"/v1/jobs/{job['id']}/results", params={"limit": 500}).json()["results"]
-        agree(expected, done)
+        agree(expected, results_of_a_job(client, texts))
         for i in (*range(0, 200, 20), -2, -1):
             claims = client.post("/v1/reports", json={"text": texts[i]}).json()["claims"]
             agree([expected[i]], [claims])
@@ -200,6 +205,18 @@ def test_the_service_its_jobs_and_its_reports(texts, expected, key_file, tmp_pat
     signed = ("--signer", tmp_path / "sign.pem", "--out", tmp_path / "one.jws")
     (made,) = rows_of("report", "sign", text, "--key", key_file, *signed, capsys=capsys)
     agree(expected[:1], [made["report"]])
+
+
+def test_a_nul_character_separates_words_like_a_blank(texts, expected, key_file, tmp_path, capsys):
+    """Models write one now and then; one such text must not stop a batch, in any door."""
+    some = [texts[0], *(text.replace(" ", "\0", 3) for text in texts[1:4])]
+    agree(expected[:4], dewmark.load_scheme(KEY).detect_batch(some))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
+    agree(expected[:4], rows_of("detect", "--key", key_file, "--jsonl", rows, capsys=capsys))
+    with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
+        agree(expected[:4], detect_over_http(client, some))
+        agree(expected[:4], results_of_a_job(client, some))
 
 
 def test_passages_cost_the_same_everywhere(texts, key_file, tmp_path, capsys):

@@ -161,7 +161,7 @@ def false_alarms() -> str:
         "<title>Measured share of false alarms against the level</title>",
         STYLE,
         f'<text class="title" x="{left}" y="20">Unmarked texts called marked, against the level</text>',
-        f'<text x="{left}" y="40">{asked}; a former default, without a reader</text>',
+        f'<text x="{left}" y="40">{asked}</text>',
     ]
     for level in (1e-4, 1e-3, 1e-2, 1e-1):
         parts.append(f'<path class="grid" d="M{left} {y(level):.1f}h{width}"/>')

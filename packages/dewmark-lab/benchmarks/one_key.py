@@ -4,9 +4,10 @@
 
 KINDS.json maps the name of a kind to a list of texts. For each kind the table has the mean correlation r of
 two texts' z under one key and the r that matches the variance of a key's rate at 1% (closed forms, without
-any key); the rate at 1% averaged over keys, that of the 1st, the 99th percentile and the worst key; and the
-99th percentile that the matched r predicts. The last line has the shares of all texts under all keys at four
-levels. Texts without a verdict do not count. Keys are SHA-256("one-key-0"), "one-key-1", ….
+any key); r without a reader; the rate at 1% averaged over keys, that of the 1st, the 99th percentile and the
+worst key; and the 1st and 99th percentiles that the matched r predicts. The last line has the shares of all
+texts under all keys at four levels. Texts without a verdict do not count. Keys are SHA-256("one-key-0"),
+"one-key-1", ….
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ DETECTION = ("flatten", "k", "lexicon")  # the settings on which unmarked texts'
 LEVEL, LEVELS = 0.01, (0.05, 0.01, 0.001, 0.0001)
 
 
+def configuration(bound: BoundWords) -> str:
+    """What the scores of unmarked texts depend on: settings, and the packaged reader."""
+    settings = bound.scheme.to_dict()
+    return config_hash({name: settings[name] for name in DETECTION}, bound.reader.packaged.identity)
+
+
 def matrices(bound: BoundWords, texts: list[str]) -> np.ndarray:
     """F/‖F‖ of the texts that get a verdict, (texts, d_T · d_C)."""
     found = bound.read(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
@@ -51,8 +58,9 @@ def main() -> None:
         kinds: dict[str, list[str]] = json.load(file)
     settings = parse_settings(options.set)
     keys = [named_key(f"one-key-{i}") for i in range(options.keys)]
-    bound = dewmark.load_scheme(keys[0], settings=settings)
+    bound, bare = (dewmark.load_scheme(keys[0], settings=settings, reader=each) for each in (None, "none"))
     assert isinstance(bound, BoundWords)
+    assert isinstance(bare, BoundWords)
     d_T, d_C = bound.W.shape
     W = np.stack([draw_float32_matrix(key, d_T=d_T, d_C=d_C).ravel() for key in keys], axis=1)
     rows, tested, alarms = [], 0, np.zeros(len(LEVELS))
@@ -69,18 +77,20 @@ def main() -> None:
             "kind": kind,
             "texts": len(m),
             "words": round(float(np.mean([len(text.split()) for text in texts[: options.most]]))),
-            "r": mean_correlation(m).r,
-            "matched": matched,
-            "rate": float(rates.mean()),
-            "rate_1": float(np.quantile(rates, 0.01)),
-            "rate_99": float(np.quantile(rates, 0.99)),
-            "worst": float(rates.max()),
-            "predicted_99": rate_ceiling(matched, LEVEL),
+            "r": round(mean_correlation(m).r, 5),
+            "matched": round(matched, 5),
+            "r_bare": round(mean_correlation(matrices(bare, texts[: options.most])).r, 5),
+            "rate": round(float(rates.mean()), 5),
+            "rate_1": round(float(np.quantile(rates, 0.01)), 5),
+            "rate_99": round(float(np.quantile(rates, 0.99)), 5),
+            "worst": round(float(rates.max()), 5),
+            "predicted_1": round(rate_ceiling(matched, LEVEL, share=0.01), 5),
+            "predicted_99": round(rate_ceiling(matched, LEVEL), 5),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
     table = {
-        "configuration": config_hash({name: bound.scheme.to_dict()[name] for name in DETECTION}),
+        "configuration": configuration(bound),
         "keys": options.keys,
         "texts": sum(row["texts"] for row in rows),
         "levels": {str(level): count / tested for level, count in zip(LEVELS, alarms.tolist(), strict=True)},

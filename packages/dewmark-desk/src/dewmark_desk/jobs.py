@@ -189,8 +189,8 @@ class Jobs:
                     {
                         "job": id_,
                         "number": number,
-                        "language": each.language,
-                        "name": each.name,
+                        "language": _storable(each.language),
+                        "name": _storable(each.name),
                     }
                     for number, each in enumerate(texts)
                 ],
@@ -198,7 +198,12 @@ class Jobs:
             connection.execute(
                 sa.insert(words),
                 [
-                    {"job": id_, "number": number, "text": each.text, "prompt": each.prompt}
+                    {
+                        "job": id_,
+                        "number": number,
+                        "text": _storable(each.text),
+                        "prompt": _storable(each.prompt),
+                    }
                     for number, each in enumerate(texts)
                 ],
             )
@@ -462,3 +467,8 @@ class Jobs:
 def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
     names = Job.__dataclass_fields__
     return Job(**{name: getattr(row, name) for name in names})
+
+
+def _storable(text: str | None) -> str | None:
+    """A text as every database takes it: PostgreSQL has no NUL, which separates words like a blank."""
+    return text and text.replace("\x00", " ")

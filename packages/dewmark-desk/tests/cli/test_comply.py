@@ -11,6 +11,7 @@ from tests.cli.fixtures import Run
 from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
+from dewmark_desk.compliance.measuring import _tasks
 from dewmark_desk.reports.dossier_pages import dossier_pdf
 from dewmark_desk.signing import SigningKey, load_signers, verify
 
@@ -86,9 +87,14 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
     assert domains["this host unmarked, chat"] == 3
     assert domains["your texts, mine.jsonl"] == 2
     assert domains["prose, en"] > 20
+    together = {row["domain"]: row for row in false["one_key"]}
+    assert together.keys() >= {"all texts", "prose, en"}
+    rates = together["prose, en"]["of_98_percent_of_keys"]
+    assert rates["low"] < 0.01 < rates["high"]
     assert {row["measure"] for row in found["quality"]} >= {"log perplexity, nats per token"}
     assert dossier["deployment"]["chat_decoding"]["temperature"] == 0.8
     page = (out / "dossier.md").read_text(encoding="utf-8")
+    assert f"{rates['low']:.2%} to {rates['high']:.2%}" in page
     for each in ("Acme", "desk@acme.example", "delete:r=0.3", "Not covered", "Article 50"):
         assert each in page
     for each in (
@@ -171,3 +177,9 @@ def test_mistakes_are_reported_before_the_host_is_loaded(
 
 def test_a_dossier_needs_a_signing_key(run: Run, deployment, key_file: Path, tmp_path: Path) -> None:
     assert "--signer" in run("comply", "--key", key_file, "--out", tmp_path / "d", *SMALL).error
+
+
+def test_tasks_of_enough_unmarked_answers_are_judged_alone() -> None:
+    rows = [{"group": name} for name in ["recipe"] * 8 + ["story"] * 7]
+    assert _tasks("chat", rows) == ["chat: recipe"] * 8 + ["chat"] * 7
+    assert _tasks("openings", [{"group": "opening"}] * 9) == ["openings"] * 9

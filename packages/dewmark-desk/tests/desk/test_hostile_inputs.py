@@ -61,7 +61,7 @@ def test_difficult_texts(client, name):
     assert time.monotonic() - started < 60.0
 
 
-@pytest.mark.parametrize("name", ["lone surrogate", "surrogates the wrong way round", "NUL"])
+@pytest.mark.parametrize("name", ["lone surrogate", "surrogates the wrong way round"])
 def test_invalid_unicode_is_rejected_in_every_field(client, name):
     bad = HARD[name]
     for path, body in (

@@ -118,7 +118,7 @@ def _file_rows(path: Path, fields: tuple[str, ...]) -> Iterator[Row]:
         if not isinstance(text, str):
             raise InputError(f"{path}, line {number}: {' or '.join(fields)} must be a string")
         if text.strip():
-            yield {"id": str(row.get("id", index)), "text": text.replace("\x00", " ")}
+            yield {"id": str(row.get("id", index)), "text": text}
 
 
 def _file(source: str) -> Path:

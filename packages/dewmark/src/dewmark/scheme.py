@@ -400,13 +400,11 @@ def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr:
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise `InputError` for empty text, NUL characters and lone surrogates."""
+    """Raise `InputError` for empty text and lone surrogates."""
     if not isinstance(text, str):
         raise InputError(f"{what} must be a string, got {type(text).__name__}")
     if not text.strip():
         raise InputError(f"{what} is empty: there is nothing to score")
-    if "\x00" in text:
-        raise InputError(f"{what} contains NUL characters and looks like binary data: give plain text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

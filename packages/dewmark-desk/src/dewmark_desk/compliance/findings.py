@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dewmark.errors import InputError
-from dewmark.stats.audit import audit
+from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Audit, audit
 from dewmark.stats.power import FEWEST_TEXTS, TARGETS, fit_model
 from dewmark.stats.rates import rate
 from dewmark_desk.compliance.measuring import Measured, Row
@@ -147,7 +147,10 @@ def _by_entropy(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
 
 
 def _false_positives(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
-    """Alarms by domain, and the audit's verdict over all of them; texts too short for one are left out."""
+    """Alarms by domain, what the audit predicts of this key and of others, and its verdict over all domains.
+
+    Texts too short for a verdict are left out.
+    """
     domains: dict[str, list[Row]] = {}
     for row in measured.negatives:
         domains.setdefault(_domain(row), []).append(row)
@@ -169,13 +172,35 @@ def _false_positives(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
             [_whole(row)["p_value"] for row in judged],
             languages=[row["language"] for row in judged],
             lengths=[row["tokens"] for row in judged],
-            kinds=[row["kind"] for row in judged],
+            kinds=[_domain(row) for row in judged],
             directions=None if measured.directions is None else measured.directions[known],
         )
-        said = {"outcome": found.outcome.value, "sentence": found.sentence}
+        said = {"outcome": found.outcome.value, "sentence": found.sentence, "one_key": _one_key(found)}
     except InputError as error:
-        said = {"outcome": "cannot tell", "sentence": str(error)}
+        said = {"outcome": "cannot tell", "sentence": str(error), "one_key": []}
     return {"domains": table, **said}
+
+
+def _one_key(found: Audit) -> list[dict[str, Any]]:
+    """By domain: how far its texts go together, this key's rate, and the rates of 98% of keys."""
+    rows = []
+    for group in found.groups:
+        cell = group.cells[LEVELS.index(VERDICT_LEVEL)]
+        if group.kind in ("all", "kind") and group.together is not None and cell.prediction is not None:
+            known = cell.prediction
+            rows.append(
+                {
+                    "domain": group.group,
+                    "texts": cell.texts,
+                    "level": cell.level,
+                    "r": group.together.r,
+                    "r_matched": group.together.matched,
+                    "this_key": {"rate": known.rate, "high": known.high},
+                    "of_98_percent_of_keys": {"low": known.floor, "high": known.ceiling},
+                    "verdict": group.verdict,
+                }
+            )
+    return rows
 
 
 def _domain(row: Row) -> str:

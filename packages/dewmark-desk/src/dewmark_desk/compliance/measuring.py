@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, LARGE_ATTACKS, Dossier
 
 Row = dict[str, Any]
 
+FEWEST_OF_A_TASK = 8  # the audit predicts nothing for fewer
 _NEGATIVES_PER_BATCH = 64
 
 
@@ -89,10 +91,10 @@ def measure(
         if name not in planned:
             unavailable[name] = "it needs a large model, and was not asked for"
     own = [
-        Document(row["text"], row["id"], kind=f"this host unmarked, {name.removesuffix('-unmarked')}")
+        Document(row["text"], row["id"], kind=f"this host unmarked, {task}")
         for name in texts
         if name.endswith("-unmarked")
-        for row in texts[name]
+        for row, task in zip(texts[name], _tasks(name.removesuffix("-unmarked"), texts[name]), strict=True)
     ]
     unmarked = Negatives([*own, *negatives.documents])
     scored = _score_negatives(bound, unmarked, rows / "negatives.jsonl", progress)
@@ -106,6 +108,13 @@ def measure(
         progress,
     )
     return Measured(texts, attacked, unavailable, scored, quality, shared)
+
+
+def _tasks(stage: str, rows: Sequence[Row]) -> list[str]:
+    """The task of each text, for tasks of enough texts to be judged alone: their alarms come together."""
+    counts = Counter(row["group"] for row in rows)
+    enough = {name for name, count in counts.items() if FEWEST_OF_A_TASK <= count < len(rows)}
+    return [f"{stage}: {row['group']}" if row["group"] in enough else stage for row in rows]
 
 
 def check_attacks(plan: DossierPlan) -> None:

@@ -199,6 +199,28 @@ def _reliable(found: Mapping[str, Any]) -> Iterator[_Block]:
         for row in false["domains"]
     ]
     yield _Block("table", rows=(("domain", "texts", "without verdict", *levels), *rows))
+    known = false.get("one_key")  # dossiers of earlier versions have none
+    if known:
+        yield _Block(
+            "p",
+            "Under one key false alarms come together: r is the correlation of two texts' scores, r matched "
+            "the one that describes how much keys differ. Rates at 1%, of this key as its scores predict it "
+            "(and at most, with 95% confidence) and of keys between the 1st and the 99th percentile:",
+        )
+        rows = [
+            (
+                row["domain"],
+                f"{row['texts']}",
+                f"{row['r']:.3f}",
+                f"{row['r_matched']:.3f}",
+                f"{row['this_key']['rate']:.2%} (≤ {row['this_key']['high']:.2%})",
+                f"{row['of_98_percent_of_keys']['low']:.2%} to {row['of_98_percent_of_keys']['high']:.2%}",
+                row["verdict"],
+            )
+            for row in known
+        ]
+        names = ("domain", "texts", "r", "r matched", "this key", "98% of keys", "this key is")
+        yield _Block("table", rows=(names, *rows))
 
 
 def _robust(found: Mapping[str, Any]) -> Iterator[_Block]:

@@ -95,7 +95,7 @@ def time_round(
 
 def _generate(host: Host, bound: BoundScheme | None, prompt: str, seed: int, decoding: Decoding) -> str:
     made = host.generate([prompt], scheme=bound, seeds=[seed], batch_size=1, decoding=decoding)
-    return made[0].text.replace("\x00", " ")  # detectors reject NUL
+    return made[0].text
 
 
 def _now(host: Host) -> float:

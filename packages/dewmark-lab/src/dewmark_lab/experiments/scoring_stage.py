@@ -112,7 +112,7 @@ class ScoreTexts(Task):
                 for batch, ways in batches:
                     bound = models.scheme(self.entry, self.key, own_texts=self.own_texts)
                     rows = all_rows[batch.start : batch.stop]
-                    texts = [row["text"].replace("\x00", " ") for row in rows]
+                    texts = [row["text"] for row in rows]
                     if pending.tokens is not None:
                         texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
                     back = None if all_back is None else all_back[batch.start : batch.stop]
@@ -170,7 +170,7 @@ def _scores(
     """Score, p-value and length of each text, and of its translation ``back`` into English if it has one."""
     english = None
     if back is not None:
-        english = [row["text"].replace("\x00", " ") if row["translated"] else None for row in back]
+        english = [row["text"] if row["translated"] else None for row in back]
     found = detection_numbers(bound, texts, english, test=test, score=score)
     scored: list[Row] = []
     for row, text, numbers in zip(rows, texts, found, strict=True):

@@ -81,11 +81,10 @@ def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) 
 
 def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float], float | None]:
     """p-values and z-scores (blank texts get 1 and 0), and the share of texts that are attributed."""
-    clean = [text.replace("\0", " ") for text in texts]  # small models occasionally generate NUL
     found = [
         detection
-        for start in range(0, len(clean), _BATCH_SIZE)
-        for detection in detect_texts(victim, clean[start : start + _BATCH_SIZE])
+        for start in range(0, len(texts), _BATCH_SIZE)
+        for detection in detect_texts(victim, texts[start : start + _BATCH_SIZE])
     ]
     share = None
     if isinstance(victim, BoundWords) and victim.attributes:
