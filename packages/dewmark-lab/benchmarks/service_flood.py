@@ -5,7 +5,7 @@
 
 Starts ``dewmark serve`` on loopback with one worker and 50 keys, and runs one attack after another with a
 token of one tenant, each in a fresh service. Meanwhile a client of another tenant has a text of 150 words
-checked every tenth of a second. For each attack it prints as JSON the seconds until the attacker has its
+checked every tenth of a second, which no language model reads. For each attack it prints as JSON the seconds until the attacker has its
 answers (or gives up after ``--seconds``), the statuses it got, the largest memory of the worker in MB, and
 the ordinary client's median, 95th percentile and largest time in seconds; a request that failed counts as
 ``failed``. With ``--proxy nginx`` both go through nginx with the limits of docs/service.md.
@@ -129,6 +129,13 @@ async def below(target: Target) -> dict[str, object]:
     """Requests just below the limit of work, eight at a time."""
     body = {"text": text(4_500), "passages": True}
     await asyncio.gather(*(target.send("POST", "/v1/detect", json=body) for _ in range(8)))
+    return {}
+
+
+async def reading(target: Target) -> dict[str, object]:
+    """Texts that a language model (``--reader``) reads for seconds, eight at a time."""
+    bodies_ = [{"text": text(1_200, i), "tenants": ["k00"]} for i in range(8)]
+    await asyncio.gather(*(target.send("POST", "/v1/detect", json=body) for body in bodies_))
     return {}
 
 
@@ -261,6 +268,7 @@ ATTACKS: dict[str, Attack] = {
         lists,
         keys,
         below,
+        reading,
         texts,
         example,
         idle,
@@ -287,7 +295,8 @@ class Ordinary(threading.Thread):
 
     def run(self) -> None:
         """Ask until it is over."""
-        body, memory = {"text": text(900)}, threading.Thread(target=self._watch, daemon=True)
+        body = {"text": text(900), "read": False}
+        memory = threading.Thread(target=self._watch, daemon=True)
         memory.start()
         with httpx.Client(base_url=self._url, timeout=60, headers=self._head) as client:
             while not self.over.is_set():

@@ -2,7 +2,8 @@
 
 A request of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. All
 else runs in the slow pool, in turns of a slice: some of its texts, or one text under some of the keys. What
-cannot be cut (a reader, a search for passages under many keys) takes a longer turn there.
+cannot be cut (a search for passages under many keys) takes a longer turn there. Texts that a language model
+reads have a pool of their own, so that nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def examine(
     parts = list(slices(queries, how))
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
-    check_seconds(seconds * (service.slow.pace if how.has_reader else 1.0), service.settings)
+    check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
     rate = max(len(queries), math.ceil(seconds / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
@@ -51,7 +52,7 @@ async def examine(
         _priced(service, caller, queries) as price,
         service.charged(caller, price, requests=rate, size=size),
     ):
-        pool = service.slow if how.has_reader or seconds > SLICE else service.fast
+        pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:
             answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The thread of a worker process that runs jobs, in small chunks, in the slow pool.
+"""The thread of a worker process that runs jobs, in small chunks, in the pools of slow work.
 
 Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another token's job is waiting.
 """
@@ -44,11 +44,12 @@ class JobRunner:
         self,
         jobs: Jobs,
         tenants: Mapping[str, Tenant],
-        pool: FairPool,
+        slow: FairPool,
+        reading: FairPool,
         *,
         query_log: QueryLog | None = None,
     ) -> None:
-        self._jobs, self._tenants, self._pool = jobs, tenants, pool
+        self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
         self._query_log = query_log
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
@@ -95,7 +96,7 @@ class JobRunner:
                     return
                 cost = sum(seconds_of(Query(item.text, item.prompt), how) for item in chunk)
                 with self._jobs.keeping(job):
-                    scored = self._pool.run_job(
+                    scored = (self._reading if how.has_reader else self._slow).run_job(
                         prepare(chunk, job, tenants), chunk, owner=job.owner, cost=cost
                     )
                 if not self._jobs.record(job, scored):

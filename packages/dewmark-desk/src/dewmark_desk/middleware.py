@@ -158,7 +158,7 @@ class AccessMiddleware:
         metrics = self._service.metrics
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
-        metrics.waiting.set(self._service.fast.waiting + self._service.slow.waiting)
+        metrics.waiting.set(sum(pool.waiting for pool in self._service.pools))
         log_request(
             request_id=request_id,
             method=method,

@@ -60,7 +60,10 @@ class Service:
         """For requests that take a moment."""
         self.slow = FairPool(threads=1, waiting_seconds=3.0 * waiting)
         """For all else, jobs included."""
+        self.reading = FairPool(threads=1, waiting_seconds=3.0 * waiting)
+        """For what a language model reads, which takes seconds and cannot be cut."""
         self.uploads = FairPool(threads=2, waiting_seconds=waiting)
+        self.pools = (self.fast, self.slow, self.reading, self.uploads)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None
@@ -68,12 +71,7 @@ class Service:
         chain = settings.certificate
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
-        self._runner = JobRunner(
-            self.jobs,
-            self.tenants,
-            self.slow,
-            query_log=self.query_log,
-        )
+        self._runner = JobRunner(self.jobs, self.tenants, self.slow, self.reading, query_log=self.query_log)
         self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.resemblance, self.signer)
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
         self.following: Counter[str] = Counter()  # streams by token
@@ -93,7 +91,7 @@ class Service:
         self._housekeeper.close()
         if self.generator is not None:
             self.generator.close()
-        for pool in (self.fast, self.slow, self.uploads):
+        for pool in self.pools:
             pool.close()
         self.store.close()
 
