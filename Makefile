@@ -44,7 +44,7 @@ test-serve: $(VENV)/.serve ## the tests that drive the service with clients, pro
 
 test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL server, which is started for it
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.desk.with_postgresql $(BIN)/python -m pytest -q \
-		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_migrations.py packages/dewmark-desk/tests/desk/test_query_log.py \
+		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_store.py packages/dewmark-desk/tests/desk/test_query_log.py \
 		packages/dewmark-desk/tests/desk/test_jobs.py packages/dewmark-desk/tests/desk/test_api_tokens.py
 
 fuzz-serve: $(VENV)/.serve ## hostile uploads and generated requests against a service (MINUTES=10)

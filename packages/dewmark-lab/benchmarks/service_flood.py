@@ -8,7 +8,8 @@ token of one tenant, each in a fresh service. Meanwhile a client of another tena
 checked every tenth of a second, which no language model reads. For each attack it prints as JSON the
 seconds until the attacker has its answers (or gives up after ``--seconds``), the statuses it got, the largest
 memory of the worker in MB, and the ordinary client's median, 95th percentile and largest time in seconds; a
-request that failed counts as ``failed``. With ``--proxy nginx`` both go through nginx with the limits of docs/service.md.
+request that failed counts as ``failed``. With ``--proxy nginx`` both go through nginx with the limits of
+docs/service.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The thread of a worker process that runs jobs, in small chunks, in the pools of slow work.
+"""The thread of a worker process that runs jobs, in small chunks, and deletes what has expired.
 
 Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another token's job is waiting.
 """
@@ -6,6 +6,7 @@ Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ _CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at mos
 _CHUNK_SECONDS = 2.0 * SLICE  # of work in a chunk of several texts
 _TURN_SECONDS = 2.0
 _POLL_SECONDS = 0.5
+_SWEEP_SECONDS = 600.0
 
 Scoring = Callable[[Sequence[Item]], list[Scored]]
 
@@ -47,10 +49,12 @@ class JobRunner:
         slow: FairPool,
         reading: FairPool,
         *,
+        sweep: Callable[[], int],
         query_log: QueryLog | None = None,
     ) -> None:
+        """``sweep`` deletes what has expired, and returns the number of rows."""
         self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
-        self._query_log = query_log
+        self._query_log, self._sweep, self._swept = query_log, sweep, -math.inf
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
@@ -71,6 +75,7 @@ class JobRunner:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._clean_up()
                 job = self._jobs.claim(list(self._tenants))
                 if job is not None:
                     self._work(job)
@@ -80,6 +85,14 @@ class JobRunner:
                 _log.exception("running jobs failed", exc_info=error)
             self._wake.wait(_POLL_SECONDS)
             self._wake.clear()
+
+    def _clean_up(self) -> None:
+        """Sweep now and then; several workers may do so at once."""
+        if time.monotonic() - self._swept < _SWEEP_SECONDS:
+            return
+        self._swept = time.monotonic()
+        if gone := self._sweep():
+            _log.info("expired rows were deleted", extra={"fields": {"rows": gone}})
 
     def _work(self, job: Job) -> None:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)

@@ -89,9 +89,6 @@ class BatchRequest(_Request):
     translate_back: bool = Field(
         False, description="Also judge texts in other languages after translating them into English."
     )
-    webhook: str | None = Field(
-        None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
-    )
 
 
 class ReportRequest(_Request):
@@ -351,7 +348,6 @@ class JobState(BaseModel):
     finished: str | None
     tenant: str | None
     error: str | None
-    webhook: Literal["waiting", "sent", "failed"] | None
     result: dict[str, Any] | None = Field(description="The report or the summary, once the job is done.")
 
 

@@ -20,7 +20,6 @@ from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
 from dewmark_desk.fair_pool import FairPool
 from dewmark_desk.generation import TextGenerator
-from dewmark_desk.housekeeping import Housekeeper
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.job_runner import JobRunner
 from dewmark_desk.jobs import Jobs
@@ -71,8 +70,9 @@ class Service:
         chain = settings.certificate
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
-        self._runner = JobRunner(self.jobs, self.tenants, self.slow, self.reading, query_log=self.query_log)
-        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.resemblance, self.signer)
+        self._runner = JobRunner(
+            self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
+        )
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
         self.following: Counter[str] = Counter()  # streams by token
         self.followed = 0.0  # seconds of work that open streams have taken, and so their memory
@@ -82,18 +82,23 @@ class Service:
     def start(self) -> None:
         """Start the background work."""
         self._runner.start()
-        self._housekeeper.start()
 
     def close(self) -> None:
         """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
         self.draining = True
         self._runner.close()
-        self._housekeeper.close()
         if self.generator is not None:
             self.generator.close()
         for pool in self.pools:
             pool.close()
         self.store.close()
+
+    def sweep(self) -> int:
+        """Delete expired jobs, hashes and log rows; returns their number."""
+        gone = self.jobs.expire(days=self.settings.job_days) + self.resemblance.expire()
+        if self.query_log is not None:
+            gone += self.query_log.expire(days=self.settings.log_days)
+        return gone
 
     def wake_jobs(self) -> None:
         """Poll for a new job now."""
