@@ -253,14 +253,6 @@ async def uploads(target: Target) -> dict[str, object]:
     return {"other_upload": None if found is None else found.status_code, "other_upload_s": round(seconds, 2)}
 
 
-async def follow(target: Target) -> dict[str, object]:
-    """Two streams of 256 KB under all keys."""
-    await asyncio.gather(
-        *(target.send("POST", "/v1/follow", content=text(256_000, i).encode()) for i in range(2))
-    )
-    return {}
-
-
 ATTACKS: dict[str, Attack] = {
     each.__name__: each
     for each in (
@@ -278,7 +270,6 @@ ATTACKS: dict[str, Attack] = {
         jobs,
         rows,
         uploads,
-        follow,
     )
 }
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import anyio
 
@@ -57,8 +56,10 @@ async def examine(
             answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()
-    texts = [query.text for query in queries]
-    await log_queries(service, caller, request_id, endpoint, texts, [answer.said for answer in answers])
+    if (log := service.query_log) is not None:
+        row = {"request": request_id, "token": caller.id, "endpoint": endpoint}
+        texts, said = [query.text for query in queries], [answer.said for answer in answers]
+        await service.in_thread(lambda: log.write(**row, texts=texts, answers=said))
     return answers
 
 
@@ -93,20 +94,3 @@ async def _judge(
         score = functools.partial(verdicts.score, part, how)
         columns += await pool.run(score, keys, owner=owner, cost=one * len(keys))
     return await pool.run(lambda some: verdicts.conclude(some, how, columns), part, owner=owner, cost=one)
-
-
-async def log_queries(
-    service: Service,
-    caller: Caller,
-    request_id: str,
-    endpoint: str,
-    texts: Sequence[str],
-    answers: Sequence[dict[str, Any]],
-) -> None:
-    """Log queries, if the service does."""
-    if (log := service.query_log) is not None:
-        await service.in_thread(
-            lambda: log.write(
-                request=request_id, token=caller.id, endpoint=endpoint, texts=texts, answers=answers
-            )
-        )

@@ -321,21 +321,6 @@ class LocateResponse(BaseModel):
     detection: Result
 
 
-class FollowedLine(BaseModel):
-    """What is known of a stream so far; the last line has ``end``."""
-
-    words: int
-    characters: int
-    p_value: float = Field(description="Valid whenever the stream stops; it pays for all keys.")
-    fpr: float
-    verdict: VerdictName | None = Field(description="None while the text goes on and is not marked.")
-    tenant: str | None
-    member: int | None
-    payload: int | None
-    epoch: str | None
-    end: bool
-
-
 class JobState(BaseModel):
     """The state of a job."""
 

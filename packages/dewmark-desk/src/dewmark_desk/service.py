@@ -7,7 +7,6 @@ import functools
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -74,8 +73,6 @@ class Service:
             self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
         )
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
-        self.following: Counter[str] = Counter()  # streams by token
-        self.followed = 0.0  # seconds of work that open streams have taken, and so their memory
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold
 

@@ -143,8 +143,6 @@ class Settings:
     """How long a client may take to read what it is sent."""
     body_seconds: float = 15.0
     """How long a body may take, besides a second per 16 KiB."""
-    follow_seconds: float = 600.0
-    """The same for a stream that is followed."""
     waiting_seconds: float = 20.0
     """The most work, as estimated, that may wait in one process before it answers 503."""
     threads: int = 1
