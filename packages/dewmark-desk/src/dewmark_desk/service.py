@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import anyio
 import sqlalchemy as sa
@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
 from dewmark_desk.fair_pool import FairPool
-from dewmark_desk.generation import TextGenerator
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.job_runner import JobRunner
 from dewmark_desk.jobs import Jobs
@@ -30,6 +29,9 @@ from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
 from dewmark_desk.tenants import Tenant, open_demonstration
 from dewmark_desk.text_manifest import Provider
+
+if TYPE_CHECKING:
+    from dewmark_desk.generation import TextGenerator  # which needs torch
 
 allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 """What the token of the current request has left, once the request has been counted."""

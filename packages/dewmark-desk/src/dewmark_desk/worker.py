@@ -22,7 +22,6 @@ from dewmark.policy import load_policy
 from dewmark_desk import verdicts
 from dewmark_desk.app import create_app
 from dewmark_desk.connections import server_config
-from dewmark_desk.generation import TextGenerator, chat_format_or_transcript
 from dewmark_desk.monitoring import set_up_logging
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
@@ -40,6 +39,8 @@ def open_service(settings: Settings) -> Service:
         verdicts.detect([Query("The first text.")], first)
     generator = None
     if settings.host_model is not None:
+        from dewmark_desk.generation import TextGenerator, chat_format_or_transcript  # needs torch
+
         host, writers = open_writers(settings, tenants)
         generator = TextGenerator(
             host,
