@@ -8,12 +8,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECTS := $(wildcard packages/*/pyproject.toml)
+ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
 TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/dewmark-rewrite  # one namespace of tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-engines test-llamacpp test-sglang test-vllm \
-	desk-pictures outputs wheels golden golden-models lint docs format clean
+	desk-pictures images image outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +45,7 @@ test-serve: $(VENV)/.serve ## the tests that drive the service with clients, pro
 
 test-postgresql: $(VENV)/.postgresql ## the service's store on a real PostgreSQL server, which is started for it
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.desk.with_postgresql $(BIN)/python -m pytest -q \
-		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_migrations.py packages/dewmark-desk/tests/desk/test_query_log.py \
+		packages/dewmark-desk/tests/desk/test_postgresql.py packages/dewmark-desk/tests/desk/test_store.py packages/dewmark-desk/tests/desk/test_query_log.py \
 		packages/dewmark-desk/tests/desk/test_jobs.py packages/dewmark-desk/tests/desk/test_api_tokens.py
 
 fuzz-serve: $(VENV)/.serve ## hostile uploads and generated requests against a service (MINUTES=10)
@@ -59,6 +60,17 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
 	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
+
+images: ## pull the base images and pin them by their digests in .env (docker or podman)
+	@for each in PYTHON_IMAGE=docker.io/library/python:3.11-slim POSTGRES_IMAGE=docker.io/library/postgres:17; do \
+		$(ENGINE) pull -q $${each#*=} >&2 && \
+		echo "$${each%%=*}=$$($(ENGINE) image inspect --format '{{index .RepoDigests 0}}' $${each#*=})" || exit 2; \
+	done > .env.new && ! grep -v '@sha256:[0-9a-f]\{64\}$$' .env.new && mv .env.new .env && cat .env
+
+image: ## build the detection image on the base that .env pins (make images), and start it within its limits
+	@test -f .env || $(MAKE) images
+	. ./.env && $(ENGINE) build -f Containerfile --build-arg PYTHON=$$PYTHON_IMAGE -t dewmark .
+	$(ENGINE) run --rm --read-only --tmpfs /tmp --cap-drop ALL --memory 1500m --pids-limit 256 dewmark --version
 
 desk-pictures: $(VENV)/.serve ## the pictures of the desk's page, taken in a browser
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.desk.page.pictures

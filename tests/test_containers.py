@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
 import typer
 import yaml
 
@@ -51,3 +53,44 @@ def test_secrets_come_from_files_and_the_database_is_waited_for():
     assert {"/secrets/", "*.pem", "*.key"} <= set(ignored)
     for name in (".containerignore", ".dockerignore"):
         assert {"secrets", "*.pem", "*.key"} <= set((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def test_the_service_has_limits_and_no_rights():
+    desk, db = COMPOSE["services"]["desk"], COMPOSE["services"]["db"]
+    assert (desk["read_only"], desk["cap_drop"]) == (True, ["ALL"])
+    for service in (desk, db):
+        assert {"mem_limit", "pids_limit"} <= set(service)
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not re.search("torch|encoders|host", "".join(re.findall(r"pip install.*", IMAGE)))
+
+
+def test_base_images_are_named_by_digests_only():
+    names = [COMPOSE["services"]["db"]["image"], *COMPOSE["services"]["desk"]["build"]["args"].values()]
+    assert all(
+        re.fullmatch(r"\$\{[A-Z]+_IMAGE:\?make images .*\}", name) for name in names
+    )  # none by default
+    assert set(re.findall(r"^FROM (\S+)", IMAGE, re.MULTILINE)) == {"${PYTHON}"}
+    assert "ARG PYTHON\n" in IMAGE
+
+
+ENGINE = """#!/bin/sh
+[ "$1" = pull ] && exit 0
+echo "${5##*/}@sha256:$DIGEST"
+"""
+
+
+@pytest.mark.parametrize(("digest", "code"), [("0" * 64, 0), ("no digest", 2)])
+def test_make_images_pins_what_the_engine_says(tmp_path, digest, code):
+    engine = tmp_path / "engine"
+    engine.write_text(ENGINE, encoding="utf-8")
+    engine.chmod(0o755)
+    command = ["make", "-f", ROOT / "Makefile", "images", f"ENGINE={engine}", "TORCH=", "PYTHON=python3"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "DIGEST": digest}, check=False)
+    assert done.returncode == code
+    pinned = tmp_path / ".env"
+    assert pinned.exists() == (code == 0)
+    if code == 0:
+        assert pinned.read_text(encoding="utf-8").splitlines() == [
+            f"PYTHON_IMAGE=python:3.11-slim@sha256:{digest}",
+            f"POSTGRES_IMAGE=postgres:17@sha256:{digest}",
+        ]

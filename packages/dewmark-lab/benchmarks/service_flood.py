@@ -5,10 +5,11 @@
 
 Starts ``dewmark serve`` on loopback with one worker and 50 keys, and runs one attack after another with a
 token of one tenant, each in a fresh service. Meanwhile a client of another tenant has a text of 150 words
-checked every tenth of a second. For each attack it prints as JSON the seconds until the attacker has its
-answers (or gives up after ``--seconds``), the statuses it got, the largest memory of the worker in MB, and
-the ordinary client's median, 95th percentile and largest time in seconds; a request that failed counts as
-``failed``. With ``--proxy nginx`` both go through nginx with the limits of docs/service.md.
+checked every tenth of a second, which no language model reads. For each attack it prints as JSON the
+seconds until the attacker has its answers (or gives up after ``--seconds``), the statuses it got, the largest
+memory of the worker in MB, and the ordinary client's median, 95th percentile and largest time in seconds; a
+request that failed counts as ``failed``. With ``--proxy nginx`` both go through nginx with the limits of
+docs/service.md.
 """
 
 from __future__ import annotations
@@ -132,6 +133,13 @@ async def below(target: Target) -> dict[str, object]:
     return {}
 
 
+async def reading(target: Target) -> dict[str, object]:
+    """Texts that a language model (``--reader``) reads for seconds, eight at a time."""
+    bodies_ = [{"text": text(1_200, i), "tenants": ["k00"]} for i in range(8)]
+    await asyncio.gather(*(target.send("POST", "/v1/detect", json=body) for body in bodies_))
+    return {}
+
+
 async def texts(target: Target) -> dict[str, object]:
     """64 texts of 8 KiB under all keys."""
     await target.send("POST", "/v1/detect", json={"texts": [text(8_000, i) for i in range(64)]})
@@ -245,14 +253,6 @@ async def uploads(target: Target) -> dict[str, object]:
     return {"other_upload": None if found is None else found.status_code, "other_upload_s": round(seconds, 2)}
 
 
-async def follow(target: Target) -> dict[str, object]:
-    """Two streams of 256 KB under all keys."""
-    await asyncio.gather(
-        *(target.send("POST", "/v1/follow", content=text(256_000, i).encode()) for i in range(2))
-    )
-    return {}
-
-
 ATTACKS: dict[str, Attack] = {
     each.__name__: each
     for each in (
@@ -261,6 +261,7 @@ ATTACKS: dict[str, Attack] = {
         lists,
         keys,
         below,
+        reading,
         texts,
         example,
         idle,
@@ -269,7 +270,6 @@ ATTACKS: dict[str, Attack] = {
         jobs,
         rows,
         uploads,
-        follow,
     )
 }
 
@@ -287,7 +287,8 @@ class Ordinary(threading.Thread):
 
     def run(self) -> None:
         """Ask until it is over."""
-        body, memory = {"text": text(900)}, threading.Thread(target=self._watch, daemon=True)
+        body = {"text": text(900), "read": False}
+        memory = threading.Thread(target=self._watch, daemon=True)
         memory.start()
         with httpx.Client(base_url=self._url, timeout=60, headers=self._head) as client:
             while not self.over.is_set():

@@ -2,7 +2,8 @@
 
 A request of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. All
 else runs in the slow pool, in turns of a slice: some of its texts, or one text under some of the keys. What
-cannot be cut (a reader, a search for passages under many keys) takes a longer turn there.
+cannot be cut (a search for passages under many keys) takes a longer turn there. Texts that a language model
+reads have a pool of their own, so that nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import anyio
 
@@ -43,7 +43,7 @@ async def examine(
     parts = list(slices(queries, how))
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
-    check_seconds(seconds * (service.slow.pace if how.has_reader else 1.0), service.settings)
+    check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
     rate = max(len(queries), math.ceil(seconds / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
@@ -51,13 +51,15 @@ async def examine(
         _priced(service, caller, queries) as price,
         service.charged(caller, price, requests=rate, size=size),
     ):
-        pool = service.slow if how.has_reader or seconds > SLICE else service.fast
+        pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:
             answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()
-    texts = [query.text for query in queries]
-    await log_queries(service, caller, request_id, endpoint, texts, [answer.said for answer in answers])
+    if (log := service.query_log) is not None:
+        row = {"request": request_id, "token": caller.id, "endpoint": endpoint}
+        texts, said = [query.text for query in queries], [answer.said for answer in answers]
+        await service.in_thread(lambda: log.write(**row, texts=texts, answers=said))
     return answers
 
 
@@ -92,20 +94,3 @@ async def _judge(
         score = functools.partial(verdicts.score, part, how)
         columns += await pool.run(score, keys, owner=owner, cost=one * len(keys))
     return await pool.run(lambda some: verdicts.conclude(some, how, columns), part, owner=owner, cost=one)
-
-
-async def log_queries(
-    service: Service,
-    caller: Caller,
-    request_id: str,
-    endpoint: str,
-    texts: Sequence[str],
-    answers: Sequence[dict[str, Any]],
-) -> None:
-    """Log queries, if the service does."""
-    if (log := service.query_log) is not None:
-        await service.in_thread(
-            lambda: log.write(
-                request=request_id, token=caller.id, endpoint=endpoint, texts=texts, answers=answers
-            )
-        )

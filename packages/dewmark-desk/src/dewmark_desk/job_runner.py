@@ -1,4 +1,4 @@
-"""The thread of a worker process that runs jobs, in small chunks, in the slow pool.
+"""The thread of a worker process that runs jobs, in small chunks, and deletes what has expired.
 
 Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another token's job is waiting.
 """
@@ -6,6 +6,7 @@ Tokens take turns: after `_TURN_SECONDS` a job goes back to the queue if another
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ _CHUNK = 16  # texts scored and recorded at a time; a killed worker loses at mos
 _CHUNK_SECONDS = 2.0 * SLICE  # of work in a chunk of several texts
 _TURN_SECONDS = 2.0
 _POLL_SECONDS = 0.5
+_SWEEP_SECONDS = 600.0
 
 Scoring = Callable[[Sequence[Item]], list[Scored]]
 
@@ -44,12 +46,15 @@ class JobRunner:
         self,
         jobs: Jobs,
         tenants: Mapping[str, Tenant],
-        pool: FairPool,
+        slow: FairPool,
+        reading: FairPool,
         *,
+        sweep: Callable[[], int],
         query_log: QueryLog | None = None,
     ) -> None:
-        self._jobs, self._tenants, self._pool = jobs, tenants, pool
-        self._query_log = query_log
+        """``sweep`` deletes what has expired, and returns the number of rows."""
+        self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
+        self._query_log, self._sweep, self._swept = query_log, sweep, -math.inf
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
@@ -70,6 +75,7 @@ class JobRunner:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._clean_up()
                 job = self._jobs.claim(list(self._tenants))
                 if job is not None:
                     self._work(job)
@@ -79,6 +85,14 @@ class JobRunner:
                 _log.exception("running jobs failed", exc_info=error)
             self._wake.wait(_POLL_SECONDS)
             self._wake.clear()
+
+    def _clean_up(self) -> None:
+        """Sweep now and then; several workers may do so at once."""
+        if time.monotonic() - self._swept < _SWEEP_SECONDS:
+            return
+        self._swept = time.monotonic()
+        if gone := self._sweep():
+            _log.info("expired rows were deleted", extra={"fields": {"rows": gone}})
 
     def _work(self, job: Job) -> None:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
@@ -95,7 +109,7 @@ class JobRunner:
                     return
                 cost = sum(seconds_of(Query(item.text, item.prompt), how) for item in chunk)
                 with self._jobs.keeping(job):
-                    scored = self._pool.run_job(
+                    scored = (self._reading if how.has_reader else self._slow).run_job(
                         prepare(chunk, job, tenants), chunk, owner=job.owner, cost=cost
                     )
                 if not self._jobs.record(job, scored):

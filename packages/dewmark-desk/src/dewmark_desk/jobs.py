@@ -5,7 +5,7 @@ expires and another worker continues after the last chunk; a worker that was mer
 lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
 
 A caller may name a request (``idempotency``): the same request under the same name is one job, however often
-it is sent. A job with a ``webhook`` waits after its end until the URL was called.
+it is sent.
 
 Boundary: rows; `job_runner` does the work.
 """
@@ -35,7 +35,6 @@ ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
 _OPEN = ("queued", "running")
 _LONGEST = 600.0  # seconds that one chunk of texts may take
-_PAUSES = (0.0, 10.0, 60.0, 300.0, 1800.0)  # seconds before each attempt to call a webhook
 
 
 class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
@@ -99,8 +98,6 @@ class Job:
     error: str | None
     result: str | None
     options: str
-    webhook: str | None
-    webhook_state: str | None
     request: str | None
 
     @property
@@ -120,17 +117,8 @@ class Job:
             "finished": None if self.finished is None else timestamp(self.finished),
             "tenant": self.tenant or None,
             "error": self.error,
-            "webhook": self.webhook_state,
             "result": json.loads(self.result) if result and self.result else None,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A webhook that is due: the URL, and the job that has ended."""
-
-    url: str
-    job: Job
 
 
 class Jobs:
@@ -152,7 +140,6 @@ class Jobs:
         options: Mapping[str, Any] | None = None,
         idempotency: str | None = None,
         request: str | None = None,
-        webhook: str | None = None,
         owner_limit: int,
         limit: int,
     ) -> Job:
@@ -180,7 +167,6 @@ class Jobs:
                 "options": json.dumps(dict(options or {})),
                 "idempotency": idempotency,
                 "request": request,
-                "webhook": webhook,
             }
             connection.execute(sa.insert(jobs).values(row))
             connection.execute(
@@ -400,8 +386,6 @@ class Jobs:
             "error": error,
             "result": None if result is None else json.dumps(result, ensure_ascii=False),
         }
-        if job.webhook is not None:
-            values |= {"webhook_state": "waiting", "webhook_at": now}
         with self._store.write() as connection:
             if not connection.execute(self._own(job).values(values)).rowcount:
                 return
@@ -409,35 +393,6 @@ class Jobs:
             if job.kind == AUDIT or error is not None:
                 connection.execute(sa.delete(items).where(items.c.job == job.id))
         self._forget()
-
-    def next_call(self) -> Call | None:
-        """Take the next webhook that is due; other workers leave it alone until its next attempt."""
-        now = self._clock()
-        due = sa.and_(jobs.c.webhook_state == "waiting", jobs.c.webhook_at <= now)
-        with self._store.read() as connection:
-            row = connection.execute(sa.select(jobs).where(due).order_by(jobs.c.webhook_at).limit(1)).first()
-        if row is None or row.webhook is None:
-            return None
-        attempt = row.webhook_attempts + 1
-        more = attempt < len(_PAUSES)
-        values = {
-            "webhook_attempts": attempt,
-            "webhook_at": now + _PAUSES[attempt] if more else None,
-            "webhook_state": "waiting" if more else "failed",
-        }
-        with self._store.write() as connection:
-            taken = connection.execute(
-                sa.update(jobs)
-                .where(jobs.c.id == row.id, due, jobs.c.webhook_attempts == row.webhook_attempts)
-                .values(values)
-            ).rowcount
-        return Call(row.webhook, _job(row)) if taken else None
-
-    def called(self, job: Job) -> None:
-        """Note that a job's webhook was answered."""
-        with self._store.write() as connection:
-            change = sa.update(jobs).where(jobs.c.id == job.id)
-            connection.execute(change.values(webhook_state="sent", webhook_at=None))
 
     def others_wait(self, job: Job) -> bool:
         """Whether a job of another token waits for its turn."""

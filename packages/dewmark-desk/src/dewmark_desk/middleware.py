@@ -35,7 +35,6 @@ _log = logging.getLogger("dewmark_desk")
 _PUBLIC = re.compile(
     r"/|/docs|/healthz|/readyz|/\.well-known/[^/]*|/v1/reports/verify|/openapi\.json|/static/[^/]*|/favicon\.ico"
 )
-_FOLLOW = "/v1/follow"  # whose body is a text that is still being written
 _WHOAMI = "/v1/whoami"  # also answers callers without a token
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -76,9 +75,7 @@ class AccessMiddleware:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        settings = self._service.settings
-        seconds = settings.follow_seconds if scope["path"] == _FOLLOW else settings.body_seconds
-        body = _Body(receive, bounds_of(scope["path"], settings).body, self._service, seconds=seconds)
+        body = _Body(receive, bounds_of(scope["path"], self._service.settings).body, self._service)
         status = 0
         allowance.set(None)
 
@@ -158,7 +155,7 @@ class AccessMiddleware:
         metrics = self._service.metrics
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
-        metrics.waiting.set(self._service.fast.waiting + self._service.slow.waiting)
+        metrics.waiting.set(sum(pool.waiting for pool in self._service.pools))
         log_request(
             request_id=request_id,
             method=method,
@@ -174,8 +171,8 @@ class AccessMiddleware:
 class _Body:
     """Limits the bytes and the seconds of a request body, whether or not it declared its length."""
 
-    def __init__(self, receive: Receive, limit: int, service: Service, *, seconds: float) -> None:
-        self._receive, self.limit, self._service, self._seconds = receive, limit, service, seconds
+    def __init__(self, receive: Receive, limit: int, service: Service) -> None:
+        self._receive, self.limit, self._service = receive, limit, service
         self.received = 0
         self._waited = 0.0
         self._complete = False
@@ -201,7 +198,7 @@ class _Body:
 
     async def _next(self) -> Message:
         started = time.monotonic()
-        allowed = self._seconds + self.received / _BODY_RATE - self._waited
+        allowed = self._service.settings.body_seconds + self.received / _BODY_RATE - self._waited
         while True:
             waited = time.monotonic() - started
             if waited >= allowed:

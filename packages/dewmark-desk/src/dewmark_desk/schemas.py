@@ -89,9 +89,6 @@ class BatchRequest(_Request):
     translate_back: bool = Field(
         False, description="Also judge texts in other languages after translating them into English."
     )
-    webhook: str | None = Field(
-        None, max_length=2000, description="An https URL to call when the job ends; its host must be allowed."
-    )
 
 
 class ReportRequest(_Request):
@@ -324,21 +321,6 @@ class LocateResponse(BaseModel):
     detection: Result
 
 
-class FollowedLine(BaseModel):
-    """What is known of a stream so far; the last line has ``end``."""
-
-    words: int
-    characters: int
-    p_value: float = Field(description="Valid whenever the stream stops; it pays for all keys.")
-    fpr: float
-    verdict: VerdictName | None = Field(description="None while the text goes on and is not marked.")
-    tenant: str | None
-    member: int | None
-    payload: int | None
-    epoch: str | None
-    end: bool
-
-
 class JobState(BaseModel):
     """The state of a job."""
 
@@ -351,7 +333,6 @@ class JobState(BaseModel):
     finished: str | None
     tenant: str | None
     error: str | None
-    webhook: Literal["waiting", "sent", "failed"] | None
     result: dict[str, Any] | None = Field(description="The report or the summary, once the job is done.")
 
 

@@ -7,11 +7,10 @@ import functools
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import anyio
 import sqlalchemy as sa
@@ -19,8 +18,6 @@ import sqlalchemy as sa
 from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
 from dewmark_desk.fair_pool import FairPool
-from dewmark_desk.generation import TextGenerator
-from dewmark_desk.housekeeping import Housekeeper
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.job_runner import JobRunner
 from dewmark_desk.jobs import Jobs
@@ -32,6 +29,9 @@ from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
 from dewmark_desk.tenants import Tenant, open_demonstration
 from dewmark_desk.text_manifest import Provider
+
+if TYPE_CHECKING:
+    from dewmark_desk.generation import TextGenerator  # which needs torch
 
 allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 """What the token of the current request has left, once the request has been counted."""
@@ -60,7 +60,10 @@ class Service:
         """For requests that take a moment."""
         self.slow = FairPool(threads=1, waiting_seconds=3.0 * waiting)
         """For all else, jobs included."""
+        self.reading = FairPool(threads=1, waiting_seconds=3.0 * waiting)
+        """For what a language model reads, which takes seconds and cannot be cut."""
         self.uploads = FairPool(threads=2, waiting_seconds=waiting)
+        self.pools = (self.fast, self.slow, self.reading, self.uploads)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None
@@ -69,33 +72,32 @@ class Service:
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
         self._runner = JobRunner(
-            self.jobs,
-            self.tenants,
-            self.slow,
-            query_log=self.query_log,
+            self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
         )
-        self._housekeeper = Housekeeper(settings, self.jobs, self.query_log, self.resemblance, self.signer)
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
-        self.following: Counter[str] = Counter()  # streams by token
-        self.followed = 0.0  # seconds of work that open streams have taken, and so their memory
         self.draining = False
         self.held = 0  # bytes of bodies that requests in progress hold
 
     def start(self) -> None:
         """Start the background work."""
         self._runner.start()
-        self._housekeeper.start()
 
     def close(self) -> None:
         """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
         self.draining = True
         self._runner.close()
-        self._housekeeper.close()
         if self.generator is not None:
             self.generator.close()
-        for pool in (self.fast, self.slow, self.uploads):
+        for pool in self.pools:
             pool.close()
         self.store.close()
+
+    def sweep(self) -> int:
+        """Delete expired jobs, hashes and log rows; returns their number."""
+        gone = self.jobs.expire(days=self.settings.job_days) + self.resemblance.expire()
+        if self.query_log is not None:
+            gone += self.query_log.expire(days=self.settings.log_days)
+        return gone
 
     def wake_jobs(self) -> None:
         """Poll for a new job now."""

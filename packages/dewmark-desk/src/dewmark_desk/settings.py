@@ -102,8 +102,6 @@ class Settings:
 
     signers: tuple[str, ...] = ()
     """Files of signing keys: the first signs reports, documents of the others are still recognised."""
-    webhook_hosts: tuple[str, ...] = ()
-    """Host names that jobs may call when they end."""
     provider: str | None = None
     """Who runs this service; it signs reports and the signpost."""
     contact: str | None = None
@@ -145,8 +143,6 @@ class Settings:
     """How long a client may take to read what it is sent."""
     body_seconds: float = 15.0
     """How long a body may take, besides a second per 16 KiB."""
-    follow_seconds: float = 600.0
-    """The same for a stream that is followed."""
     waiting_seconds: float = 20.0
     """The most work, as estimated, that may wait in one process before it answers 503."""
     threads: int = 1
@@ -194,8 +190,6 @@ class Settings:
         for name in ("log_days", "job_days"):
             if not getattr(self, name) > 0.0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name):g}")
-        if self.webhook_hosts and not self.signers:
-            raise ConfigError("webhooks are signed: give --signer FILE.pem with --webhook-host")
         for option, url in (("--public-url", self.public_url), ("--public-page", self.public_page)):
             if url is not None and not url.startswith(("https://", "http://")):
                 raise ConfigError(f"{option} must begin with https:// or http://, got {url!r}")

@@ -2,8 +2,8 @@
 
 Every change is one short transaction. SQLite runs in WAL mode, so that workers can read while one writes; a
 write starts with BEGIN IMMEDIATE, which waits for its turn instead of failing half-way. Times are seconds
-since 1970. Boundary: tables and connections; `api_tokens`, `jobs` and `query_log` give the rows their
-meaning, and `migrations` brings an older database up to date.
+since 1970. A program opens stores of its own schema's version only. Boundary: tables and connections;
+`api_tokens`, `jobs` and `query_log` give the rows their meaning.
 
 A store has an identity, drawn when it is created. Workers open the store of the service's start and no other:
 a file that was moved away is never created again, because a store without tokens would open the service.
@@ -23,8 +23,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from dewmark.errors import ConfigError, StorageError
-from dewmark_desk.migrations import upgrade
 
+VERSION = 6  # of the schema: whoever changes a table counts on
+_LOCK = 0x6465776D  # of PostgreSQL's advisory lock; any number that nobody else uses
 _IDENTITY, _CHECKED = "identity", "checked"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
 
@@ -71,10 +72,6 @@ jobs = sa.Table(
     sa.Column("options", sa.Text, nullable=False, server_default="{}"),  # JSON
     sa.Column("idempotency", sa.String(64)),  # the caller's own name for this request
     sa.Column("request", sa.String(64)),  # SHA-256 of the request that had this name
-    sa.Column("webhook", sa.Text),  # the URL to call when the job ends
-    sa.Column("webhook_state", sa.String(10)),  # waiting, sent or failed
-    sa.Column("webhook_at", sa.Float),  # when the next attempt is due
-    sa.Column("webhook_attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Index("dewmark_jobs_idempotency", "owner", "idempotency", unique=True),
     sa.Index("dewmark_jobs_finished", "finished"),
 )
@@ -143,21 +140,22 @@ secrets_ = sa.Table(
     sa.Column("value", sa.String(64), nullable=False),
 )
 
+schema = sa.Table("dewmark_schema", metadata, sa.Column("version", sa.Integer, nullable=False))
+
 
 class Store:
     """An open database; threads may share it, because connections come from a pool."""
 
     def __init__(self, url: str, *, identity: str = "") -> None:
-        """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…`` and bring its tables up to date.
+        """Open ``sqlite:///FILE`` or ``postgresql+psycopg://…``, with new tables if there are none.
 
-        ``upgraded`` has the schema's version before and after. With an ``identity``, open that store only,
-        and create nothing.
+        With an ``identity``, open that store only, and create nothing.
         """
         self._engine = _engine(url, create=not identity)
         try:
             if not identity:
                 with self.write() as connection:
-                    self.upgraded = upgrade(connection, metadata)
+                    _prepare_tables(connection)
             self.identity = self.secret(_IDENTITY)
         except sa.exc.SQLAlchemyError as error:
             self.close()
@@ -254,6 +252,24 @@ def _engine(url: str, *, create: bool) -> Engine:
     sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _prepare_tables(connection: Connection) -> None:
+    """Create the tables of a new store; refuse one of another version. Many processes may start at once."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    if not sa.inspect(connection).has_table(tokens.name):
+        metadata.create_all(connection)
+        connection.execute(sa.insert(schema).values(version=VERSION))
+        return
+    found = None
+    if sa.inspect(connection).has_table(schema.name):
+        found = connection.execute(sa.select(schema.c.version)).scalar()
+    if found != VERSION:
+        raise StorageError(
+            f"the store has schema version {found} and this program {VERSION}: name a new store, or use the "
+            "version of dewmark that made it"
+        )
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - sqlite3's, through SQLAlchemy

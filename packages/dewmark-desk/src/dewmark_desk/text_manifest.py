@@ -120,11 +120,6 @@ class Manifest:
     fingerprint: str | None = None
     """Of the key whose mark the manifest names."""
 
-    @property
-    def intact(self) -> bool:
-        """Whether the signature fits the text."""
-        return self.state in ("trusted", "untrusted")
-
 
 def open_provider(chain: Path, private_key: Path) -> Provider:
     """Who signs; `ConfigError` if the certificate or its key cannot sign."""

@@ -19,13 +19,14 @@ import uvicorn
 
 from dewmark.errors import DewmarkError
 from dewmark.policy import load_policy
+from dewmark_desk import verdicts
 from dewmark_desk.app import create_app
 from dewmark_desk.connections import server_config
-from dewmark_desk.generation import TextGenerator, chat_format_or_transcript
 from dewmark_desk.monitoring import set_up_logging
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants, open_writers
+from dewmark_desk.verdicts import Examination, Query
 
 READY = "ready"
 
@@ -33,8 +34,13 @@ READY = "ready"
 def open_service(settings: Settings) -> Service:
     """Open the detectors and the host, if there is one; the command line has already verified the files."""
     tenants = open_tenants(settings, verify=False)
+    first = Examination(list(tenants.values()), keys=1)
+    if first.has_reader:  # loads it, which would count as the time that texts take
+        verdicts.detect([Query("The first text.")], first)
     generator = None
     if settings.host_model is not None:
+        from dewmark_desk.generation import TextGenerator, chat_format_or_transcript  # needs torch
+
         host, writers = open_writers(settings, tenants)
         generator = TextGenerator(
             host,

@@ -109,26 +109,6 @@ def test_the_page_shows_the_claims_and_escapes_the_name(
     assert page.read_text(encoding="utf-8") == first
 
 
-def test_a_marked_text_gets_a_soft_binding_and_an_unmarked_one_does_not(
-    run: Run, signer: Path, key_file: Path, text: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "letter.c2pa.json"
-    made = run(
-        "report", "bind", text, "--key", key_file, "--signer", signer, "--out", out,
-        "--url", "https://desk.example/.well-known/dewmark.json",
-    )  # fmt: skip
-    assert made.code == 0, made.err
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assertions = {each["label"]: each["data"] for each in found["assertions"]}
-    binding = assertions["c2pa.soft-binding"]
-    assert binding["alg"] == "dewmark.dew.1"
-    assert binding["blocks"][0]["value"].startswith(Key.load(key_file).fingerprint)
-    assert run("report", "verify", tmp_path / "letter.c2pa.jws", "--signer", tmp_path / "desk.jwk").code == 0
-    (tmp_path / "plain.txt").write_text("An old bridge over a river, and no mark on it.")
-    refused = run("report", "bind", tmp_path / "plain.txt", "--key", key_file, "--out", out)
-    assert "no mark to bind to" in refused.error
-
-
 def test_mistakes_are_reported_before_anything_is_scored(
     run: Run, signer: Path, key_file: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,3 @@ class TestLog:
         assert "not a time" in run("log", "export", "--out", out, "--since", "yesterday").error
         assert run("log", "expire", "--days", 0).out == "deleted 1 row\n"
         assert run("log", "find", file).out == "nobody asked about a text like this one\n"
-
-    def test_store_upgrade_is_safe_to_repeat(self, run, store):
-        assert run("store", "upgrade").out.startswith("upgraded the store from schema version 0")
-        assert run("store", "upgrade").out.startswith("the store is up to date")

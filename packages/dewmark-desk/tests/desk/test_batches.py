@@ -1,10 +1,7 @@
-"""Batches of detections: results page by page, named requests, webhooks, expiry."""
+"""Batches of detections: results page by page, named requests, expiry."""
 
 from __future__ import annotations
 
-import base64
-import http.server
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +12,10 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts
 from tests.desk.test_jobs import ended
 
-from dewmark.errors import ConfigError
 from dewmark_desk import job_runner
 from dewmark_desk import jobs as jobs_module
-from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store, items
 from dewmark_desk.store import texts as stored_texts
-from dewmark_desk.webhooks import check_url
 
 MARKED, PLAIN = marked_texts(12, 60), plain_texts(24, 60)
 TEXTS = [*MARKED[:6], *PLAIN[:20]]
@@ -95,7 +89,6 @@ class TestResults:
         [
             {"texts": []},
             {"texts": [{"text": " "}]},
-            {"texts": [{"text": "a"}], "webhook": "https://example.org/"},
             {"texts": [{"text": "a"}], "tenants": ["nobody"]},
             {"texts": [{"text": "a"}], "test": "no such test"},
         ],
@@ -160,108 +153,14 @@ class TestIdempotency:
         assert client.post("/v1/batches", json=BODY, headers={"Idempotency-Key": "a b"}).status_code == 422
 
 
-class Receiver:
-    """A server that takes webhooks; ``status`` is its answer."""
-
-    def __init__(self) -> None:
-        self.status, self.calls = 200, []
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                outer.calls.append((dict(self.headers), body))
-                self.send_response(outer.status)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/done?by=desk"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-
-
-@pytest.fixture
-def hooked(open_service, tmp_path):
-    """A service that may call loopback, without its own housekeeping."""
-    SigningKey.generate().save(tmp_path / "s.pem")
-    client = open_service(signers=(str(tmp_path / "s.pem"),), webhook_hosts=("127.0.0.1",))
-    client.service._housekeeper.close()
-    return client
-
-
-class TestWebhooks:
-    def run(self, client, receiver: Receiver) -> str:
-        made = client.post("/v1/batches", json={**BODY, "webhook": receiver.url})
-        assert made.status_code == 202, made.json()
-        where = made.headers["location"]
-        assert ended(client, where)["webhook"] == "waiting"
-        return where
-
-    def test_the_end_of_a_job_is_told_once_and_signed(self, hooked, receiver):
-        where = self.run(hooked, receiver)
-        housekeeper = hooked.service._housekeeper
-        assert housekeeper.deliver()
-        assert not housekeeper.deliver()
-        ((headers, body),) = receiver.calls
-        assert json.loads(body)["type"] == "job.done"
-        assert json.loads(body)["data"]["id"] == where.rpartition("/")[2]
-        assert json.loads(body)["data"]["result"] is None
-        kind, _, signature = headers["webhook-signature"].partition(",")
-        message = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-        assert kind == "v1a"
-        assert hooked.service.trusted[0].accepts(message, base64.b64decode(signature))
-        assert hooked.get(where).json()["webhook"] == "sent"
-
-    @pytest.mark.parametrize("status", [500, 302, 404])
-    def test_a_failed_call_is_repeated_later_and_then_given_up(self, hooked, receiver, monkeypatch, status):
-        monkeypatch.setattr(jobs_module, "_PAUSES", (0.0, 0.0, 3600.0))
-        receiver.status = status
-        where = self.run(hooked, receiver)
-        housekeeper = hooked.service._housekeeper
-        assert [housekeeper.deliver() for _ in range(3)] == [True, True, False]
-        assert hooked.get(where).json()["webhook"] == "waiting"
-        monkeypatch.setattr(hooked.service.jobs, "_clock", lambda: 1e12)
-        assert housekeeper.deliver()
-        assert hooked.get(where).json()["webhook"] == "failed"
-        assert len(receiver.calls) == 3
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "https://example.org/", "http://good.example/", "ftp://good.example/", "https://good.example#x",
-            "https://me:pw@good.example/", "https://good.example.evil.org/", "https://good.example /",
-            "https://good.example:x/", "//good.example/", "", "https://good.example/ü",
-        ],
-    )  # fmt: skip
-    def test_only_allowed_hosts_are_called(self, url):
-        with pytest.raises(ConfigError, match="webhook"):
-            check_url(url, hosts=("good.example",))
-
-    def test_an_allowed_host_is_called_over_https_or_loopback(self):
-        assert check_url("https://good.example/a?b=c", hosts=("good.example",)).path == "/a"
-        assert check_url("http://127.0.0.1:99/", hosts=("127.0.0.1",)).port == 99
-
-
 def test_ended_jobs_expire_with_their_results(client, monkeypatch):
     where = client.post("/v1/batches", json=BODY).headers["location"]
     ended(client, where)
-    housekeeper = client.service._housekeeper
-    housekeeper.sweep()
+    assert client.service.sweep() == 0
     assert client.get(where).status_code == 200
     now = client.service.jobs._clock()
     monkeypatch.setattr(client.service.jobs, "_clock", lambda: now + 8 * 86_400)
-    housekeeper.sweep()
+    assert client.service.sweep() == 1
     assert client.get(where).status_code == 404
     with client.service.store.read() as connection:
         assert connection.execute(sa.select(items)).all() == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 from tests.desk.conftest import bearer
@@ -20,6 +21,7 @@ from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
 from dewmark_desk.examples import unmarked_text
 from dewmark_desk.tenants import Tenant
+from dewmark_desk.verdicts import Examination
 
 
 def results(response):
@@ -314,3 +316,24 @@ def test_a_reader_s_requests_and_others_are_not_one_batch(client, monkeypatch):
     for read in (True, False, True):
         results(client.post("/v1/detect", json={"text": plain_text(), "read": read}))
     assert groups[0] == groups[2] != groups[1]
+
+
+def test_nobody_waits_for_a_language_model_that_reads_for_another(client, monkeypatch):
+    reading, free = client.service.reading, threading.Event()
+    busy = threading.Thread(
+        target=lambda: reading.run_job(lambda _: [free.wait(60)], [None], owner="another", cost=1.0)
+    )
+    busy.start()
+    try:
+        monkeypatch.setattr("dewmark_desk.examining.SLICE", 0.0)  # all is slow work
+        results(client.post("/v1/detect", json={"text": plain_text()}))
+        monkeypatch.setattr(Examination, "has_reader", True)
+        read = threading.Thread(target=lambda: client.post("/v1/detect", json={"text": plain_text()}))
+        read.start()
+        read.join(0.5)
+        assert read.is_alive()  # it has its turn in the same pool
+    finally:
+        free.set()
+    read.join(60)
+    busy.join(60)
+    assert not read.is_alive()

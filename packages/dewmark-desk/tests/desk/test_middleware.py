@@ -23,7 +23,6 @@ SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [
     ("POST", "/v1/detect"),
     ("POST", "/v1/locate"),
-    ("POST", "/v1/follow"),
     ("POST", "/v1/audit"),
     ("POST", "/v1/extract"),
     ("GET", "/v1/jobs"),

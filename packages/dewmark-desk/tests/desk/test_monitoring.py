@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 
+import pytest
 from tests.desk.conftest import bearer
 from tests.desk.live import plain_text
 
+from dewmark.errors import ConfigError
 from dewmark_desk.monitoring import JsonLines
+from dewmark_desk.settings import Settings
+from dewmark_desk.supervisor import Supervisor
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 
@@ -35,3 +40,15 @@ def test_metrics_count_requests_and_texts(client):
     assert 'dewmark_texts_total{endpoint="detect",verdict="not_marked"} 1.0' in text
     assert 'dewmark_requests_total{method="POST",route="/v1/detect",status="200"} 1.0' in text
     assert "/nowhere" not in text
+
+
+@pytest.mark.parametrize("error", [PermissionError("a key"), ConfigError("a key")])
+def test_a_reload_that_fails_changes_nothing(caplog, error):
+    def reread() -> Settings:
+        raise error
+
+    caplog.set_level("ERROR", logger="dewmark_desk")
+    supervisor = Supervisor(Settings(keys=(("a", "b"),)), socket.socket(), reread=reread)
+    supervisor._reload({})
+    assert "nothing has changed" in caplog.text
+    assert supervisor.pids == []

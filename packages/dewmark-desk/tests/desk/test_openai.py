@@ -163,6 +163,8 @@ class TestChat:
         ({"watermark": False}, 422),
         ({"tenant": "nobody"}, 404),
         ({"prompt": ""}, 200),
+        ({"prompt": "the old bridge " * 500_000}, 413),  # before it is tokenized
+        ({"prompt": ["the old bridge " * 2_500] * 2}, 413),
         ({"temperature": 0.7, "top_p": 0.9, "seed": None}, 200),
     ],
 )

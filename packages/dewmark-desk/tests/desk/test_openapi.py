@@ -37,7 +37,6 @@ OPERATIONS = [
     ("/v1/extract", "POST"),
     ("/v1/detect", "POST"),
     ("/v1/locate", "POST"),
-    ("/v1/follow", "POST"),
     ("/v1/audit", "POST"),
     ("/v1/batches", "POST"),
     ("/v1/reports", "POST"),

@@ -230,3 +230,14 @@ def test_open_service_says_so(detector, tmp_path):
     with served(detector, tmp_path, "--require-tokens") as (url, _, log):
         assert httpx.get(f"{url}/v1/jobs").status_code == 401
         assert not any("no token is needed" in row["event"] for row in rows(log))
+
+
+def test_detection_runs_without_torch(detector, tmp_path, monkeypatch):
+    """As in the container, whose image has none."""
+    (tmp_path / "missing").mkdir()
+    (tmp_path / "missing" / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'missing'}:{os.environ.get('PYTHONPATH', '')}")
+    with served(detector, tmp_path) as (url, _, _):
+        found = httpx.post(f"{url}/v1/detect", json={"text": marked_text()}, timeout=60).json()
+        assert found["results"][0]["verdict"] == "marked"
+        assert httpx.get(f"{url}/v1/whoami").json()["generate"] is None

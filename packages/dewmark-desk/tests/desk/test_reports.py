@@ -177,7 +177,6 @@ def test_responses_tell_what_the_token_has_left(client, monkeypatch, clock):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"webhook_hosts": ("a.example",)}, "--signer"),
         ({"log_days": 0.0}, "--log-days"),
         ({"public_url": "desk.example"}, "--public-url"),
     ],

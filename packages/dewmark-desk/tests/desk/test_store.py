@@ -1,8 +1,9 @@
-"""The database: SQLite's mode and bad URLs."""
+"""The database: SQLite's mode, bad URLs, the version of its tables."""
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ from tests.desk.live import make_service
 
 from dewmark.errors import ConfigError, StorageError
 from dewmark_desk.api_tokens import Tokens
-from dewmark_desk.store import Store
+from dewmark_desk.store import VERSION, Store
 
 
 def test_sqlite_runs_in_wal_mode(tmp_path):
@@ -80,3 +81,33 @@ def test_damaged_pages_are_reported_in_one_line(tmp_path):
     file.write_bytes(b"not a database" * 1000)
     with pytest.raises(StorageError, match="damaged"):
         Store(f"sqlite:///{file}")
+
+
+def test_many_processes_may_open_an_empty_store_at_once(store_url):
+    found: list[str] = []
+
+    def open_it() -> None:
+        store = Store(store_url)
+        found.append(store.identity)
+        store.close()
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    "change", ["DROP TABLE dewmark_schema", f"UPDATE dewmark_schema SET version = {VERSION + 1}"]
+)
+def test_a_store_of_another_version_is_refused(store_url, change):
+    Store(store_url).close()
+    engine = sa.create_engine(store_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text(change))
+    engine.dispose()
+    with pytest.raises(StorageError, match=f"this program {VERSION}: name a new store"):
+        Store(store_url)

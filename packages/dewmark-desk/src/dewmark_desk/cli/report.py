@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -209,51 +208,6 @@ def seal(
     claims = {"document": "seal", "issued": timestamp(), "software": f"dewmark {__version__}", "files": sums}
     save_text(out, secret.sign(claims, kind="seal") + "\n")
     say(f"wrote {out}: {len(sums)} files, signed by {secret.public.id}", quiet=quiet)
-
-
-@app.command()
-def bind(
-    text: TextFile,
-    out: Annotated[Path, typer.Option(metavar="OUT.json", help="Write the assertion here.")],
-    key: options.OptionalKeyFile = None,
-    detector: options.Detector = None,
-    host: options.Host = None,
-    scheme: options.SchemeName = None,
-    settings: options.Settings = None,
-    reader: options.Reader = None,
-    prompt: options.Prompt = None,
-    fpr: options.FalsePositiveRate = 0.01,
-    signer: Annotated[
-        Path | None, typer.Option(metavar="FILE.pem", help="Also sign it, as OUT.jws next to OUT.json.")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the detector can be asked about the mark.")
-    ] = None,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Describe a marked text as C2PA does (a soft-binding assertion), in a file beside it."""
-    from dewmark.batch import read_files
-    from dewmark_desk.reports.detection_report import BINDING, Technique, soft_binding
-    from dewmark_desk.signing import SigningKey
-
-    secret = None if signer is None else SigningKey.load(signer)
-    _check_writable(out)
-    (row,) = read_files([text], prompt=prompt)
-    with Progress(quiet=quiet) as progress:
-        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
-        found = bound.detect(row.text, prompt=prompt, fpr=fpr)
-    if not found.is_marked:
-        raise InputError(f"{text} is {found.verdict.words} at level {fpr:g}: there is no mark to bind to")
-    assertion = soft_binding(row.text, found, Technique.of(bound), url=url)
-    save_text(out, json.dumps(assertion, indent=1, ensure_ascii=False) + "\n")
-    say(f"wrote {out}", quiet=quiet)
-    if secret is not None:
-        signed = out.with_suffix(".jws")
-        save_text(signed, secret.sign(assertion, kind=BINDING) + "\n")
-        say(f"wrote {signed}, signed by {secret.public.id}", quiet=quiet)
-    if json_:
-        emit(assertion)
 
 
 def _check_writable(*paths: Path | None) -> None:

@@ -165,10 +165,6 @@ def serve(
             "are then still recognised.",
         ),
     ] = None,
-    webhook_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="Let jobs call this host when they end; repeatable."),
-    ] = None,
     provider: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Who runs this service, for reports and the signpost.")
     ] = None,
@@ -236,7 +232,6 @@ def serve(
             job_days=job_days,
             zero_retention=zero_retention,
             signers=tuple(str(path.absolute()) for path in signer or ()),
-            webhook_hosts=tuple(each.lower() for each in webhook_host or ()),
             provider=provider,
             contact=contact,
             public_url=public_url,

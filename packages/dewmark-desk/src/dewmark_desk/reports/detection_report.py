@@ -2,7 +2,6 @@
 
 `report_claims` says it in JSON values, which `dewmark_desk.signing` signs; `render_report` shows the same on
 a page to print, with the signed document at its end. A report has the text's SHA-256 and never the text.
-`soft_binding` describes a mark as C2PA's assertion of that name does, in a JSON file beside the text.
 
 Boundary: results in, claims and pages out; nothing here detects or signs.
 """
@@ -21,11 +20,11 @@ from typing import Any
 from dewmark.reports.detection_display import CAVEATS, one_in, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
-from dewmark.types import Detection, Looks, Verdict
+from dewmark.types import Looks, Verdict
 from dewmark.version import __version__
 from dewmark_desk.signing import Signed
 
-REPORT, BINDING = "detection-report", "soft-binding"
+REPORT = "detection-report"
 _FORMAT = 1
 
 _STYLE = """
@@ -157,58 +156,6 @@ def _places(coverage: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kept = ("start", "end", "p_value")
     passages = [{name: each[name] for name in kept} for each in coverage["passages"]]
     return {"extent": coverage["extent"], "share": coverage["share"], "passages": passages}
-
-
-def soft_binding(
-    text: str, detection: Detection, technique: Technique, *, url: str | None = None
-) -> dict[str, Any]:
-    """The mark of a text as C2PA's soft-binding assertion, beside a hard binding of the file's bytes.
-
-    The value of a block names key and configuration; it leads to the provider, and reveals no key.
-    """
-    scope = {
-        "region": [
-            {
-                "type": "textual",
-                "text": {"selectors": [{"selector": {"fragment": "", "start": 0, "end": len(text)}}]},
-            }
-        ]
-    }
-    binding: dict[str, Any] = {
-        "alg": f"dewmark.{technique.scheme}.{_FORMAT}",
-        "name": f"dewmark {__version__}: {technique.summary}",
-        "alg-params": dict(technique.settings),
-        "blocks": [{"scope": scope, "value": f"{technique.key_fingerprint}:{technique.config_hash}"}],
-    }
-    if url is not None:
-        binding["url"] = url
-    return {
-        "document": BINDING,
-        "format": _FORMAT,
-        "issued": timestamp(),
-        "assertions": [
-            {"label": "c2pa.soft-binding", "data": binding},
-            {"label": "c2pa.hash.data", "data": {"alg": "sha256", "hash": text_digest(text)}},
-            {
-                "label": "c2pa.actions.v2",
-                "data": {
-                    "actions": [
-                        {
-                            "action": "c2pa.watermarked",
-                            "digitalSourceType": "http://cv.iptc.org/newscodes/digitalsourcetype/"
-                            "trainedAlgorithmicMedia",
-                        }
-                    ]
-                },
-            },
-        ],
-        "detection": {
-            "verdict": detection.verdict.value,
-            "p_value": detection.to_dict()["p_value"],
-            "level": detection.fpr,
-            "test": detection.test,
-        },
-    }
 
 
 def render_report(signed: Signed, document: str) -> str:

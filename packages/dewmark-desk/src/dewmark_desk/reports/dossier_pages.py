@@ -342,7 +342,7 @@ def _access(dossier: Mapping[str, Any]) -> Iterator[_Block]:
         ("verify signed reports", access["reports"]["verify"]),
         ("signpost to publish", "/.well-known/dewmark.json"),
         ("detection needs", dossier["deployment"]["detection_needs"]),
-        ("per text", "C2PA soft-binding assertion: dewmark report bind"),
+        ("per text", "C2PA manifest with a soft binding: dewmark provenance sign"),
     ]
     yield _Block("table", rows=(("what", "where"), *rows))
 

@@ -15,7 +15,6 @@ from dewmark.scheme import Scheme
 from dewmark.version import __version__
 from dewmark_desk.signing import VerifyingKey
 
-WELL_KNOWN = "/.well-known/dewmark.json"
 PUBLIC_FORMAT = "dewmark-public-detector/1"
 
 

@@ -28,7 +28,6 @@ from dewmark_desk.schemas import BatchRequest, JobList, JobResponse, JobState, R
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
 from dewmark_desk.verdicts import Examination, Query
-from dewmark_desk.webhooks import check_url
 
 router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[Depends(token)], route_class=GuardedRoute)
 
@@ -63,8 +62,6 @@ async def batch(
     how = decisions.examination(
         service, caller, body.tenants, fpr=body.fpr, test=body.test, passages=body.passages, read=body.read
     )
-    if body.webhook is not None:
-        check_url(body.webhook, hosts=settings.webhook_hosts)
     if body.translate_back and not settings.translate_back:
         raise ApiError(
             422, "invalid_request", "translate_back: this service does not translate (--translate-back)"
@@ -88,7 +85,6 @@ async def batch(
             "fpr": how.fpr,
             "passages": how.passages,
         },
-        webhook=body.webhook,
     )
 
 

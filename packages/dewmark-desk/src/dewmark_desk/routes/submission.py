@@ -39,7 +39,6 @@ async def submit_job(
     texts: Sequence[JobText],
     left_out: int = 0,
     options: Mapping[str, Any] | None = None,
-    webhook: str | None = None,
 ) -> JSONResponse:
     """Store a job and answer 202; a repeated request costs nothing and gets the first one's job."""
     if service.settings.zero_retention:
@@ -62,7 +61,6 @@ async def submit_job(
                 options=options,
                 idempotency=idempotency,
                 request=digest,
-                webhook=webhook,
                 owner_limit=service.settings.jobs_per_token,
                 limit=service.settings.max_jobs,
             )
