@@ -177,8 +177,7 @@ def test_invalid_inputs_and_settings_are_rejected(host, unigram):
         {"observed": 0},
         {"tilt": 0.0},
         {"tail_share": 1.5},
-        {"grouping": "em"},
-        {"method": "verdicts", "mode": "scrub"},
+        {"grouping": "told"},
         {"texts": 0},
         {"h": 9},
     ):
