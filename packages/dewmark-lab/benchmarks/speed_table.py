@@ -33,8 +33,6 @@ _MARKS = {
     "transformers kgw": "KGW of transformers",
     "transformers synthid": "SynthID of transformers",
     "vllm gumbel": "Gumbel of vLLM",
-    "markllm kgw": "KGW of markllm",
-    "markllm exp": "EXP of markllm",
 }
 _HOSTS = {"llama-3.2-3b": "Llama-3.2-3B", "smollm2-135m": "SmolLM2-135M"}
 _HOW = {"graphed": "in a CUDA graph", "eager": "eager"}
