@@ -24,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text(PACKAGE)
     monkeypatch.setattr(use, "fetch", lambda name, *, progress: tmp_path)
-    monkeypatch.setattr(dewmark.encoders, "_loaded", {})
+    monkeypatch.setattr(dewmark.encoders, "loaded", {})
     return folder
 
 
