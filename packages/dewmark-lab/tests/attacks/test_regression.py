@@ -181,22 +181,19 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
     """The estimate improves with more texts, and the victim's detector accepts forgeries made with it."""
     key = dewmark.Key(bytes(range(32)))
     victim = as_dew(dewmark.load_scheme(key, host=host.info, scheme=scheme, settings=settings))
-    marked, base = (
-        texts_of(host, victim, 80, seed=0),
-        texts_of(host, None, 80, seed=1000),
-    )
+    marked, base = texts_of(host, victim, 48, seed=0), texts_of(host, None, 48, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
-    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 80))
+    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 48))
     assert cosine(victim, many, fresh) > max(cosine(victim, few, fresh), 0.3)
 
     def mean_z(strength):
-        texts = texts_of(host, DewForger(victim, many, strength=strength), 20, seed=3000)
+        texts = texts_of(host, DewForger(victim, many, strength=strength), 12, seed=3000)
         return np.mean([d.z for d in victim.detect_batch(texts)])
 
-    # 20 unmarked texts have a mean z of 0 ± 0.22 under a random key, and somewhat more under one key
+    # 12 unmarked texts have a mean z of 0 ± 0.29 under a random key, and somewhat more under one key
     assert mean_z(5.0) > 2.0
-    assert abs(mean_z(1e-6)) < 1.0
+    assert abs(mean_z(1e-6)) < 1.3
     assert mean_z(-5.0) < -2.0
 
 

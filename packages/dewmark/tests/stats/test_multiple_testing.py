@@ -10,11 +10,10 @@ from dewmark.errors import ConfigError, NumericalError
 from dewmark.stats.multiple_testing import (
     benjamini_hochberg,
     holm,
-    sidak,
     sidak_min,
 )
 
-CORRECTIONS = [benjamini_hochberg, holm, sidak]
+CORRECTIONS = [benjamini_hochberg, holm]
 
 
 def bh_by_definition(p: np.ndarray) -> np.ndarray:
@@ -40,7 +39,6 @@ def test_a_worked_example():
     p = [0.01, 0.04, 0.03, 0.005]
     assert benjamini_hochberg(p) == pytest.approx([0.02, 0.04, 0.04, 0.02])
     assert holm(p) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert sidak(p) == pytest.approx([1 - 0.99**4, 1 - 0.96**4, 1 - 0.97**4, 1 - 0.995**4])
 
 
 @pytest.mark.parametrize("seed", range(20))
