@@ -10,10 +10,11 @@ from dewmark.errors import ConfigError, NumericalError
 from dewmark.stats.multiple_testing import (
     benjamini_hochberg,
     holm,
+    sidak,
     sidak_min,
 )
 
-CORRECTIONS = [benjamini_hochberg, holm]
+CORRECTIONS = [benjamini_hochberg, holm, sidak]
 
 
 def bh_by_definition(p: np.ndarray) -> np.ndarray:
@@ -39,6 +40,7 @@ def test_a_worked_example():
     p = [0.01, 0.04, 0.03, 0.005]
     assert benjamini_hochberg(p) == pytest.approx([0.02, 0.04, 0.04, 0.02])
     assert holm(p) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert sidak(p) == pytest.approx([1 - 0.99**4, 1 - 0.96**4, 1 - 0.97**4, 1 - 0.995**4])
 
 
 @pytest.mark.parametrize("seed", range(20))

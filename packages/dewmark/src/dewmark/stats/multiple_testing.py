@@ -43,6 +43,12 @@ def holm(p_values: PValues) -> F64:
     return _in_order(np.minimum(adjusted, 1.0), order)
 
 
+def sidak(p_values: PValues) -> F64:
+    """Adjusted p-values (m,) in the given order: 1 − (1 − p)^m, exact for independent tests."""
+    p = _checked(p_values)
+    return np.array([sidak_min(value, tests=len(p)) for value in p.tolist()], dtype=np.float64)
+
+
 def sidak_min(p_value: float, *, tests: int) -> float:
     """The p-value of the smallest of ``tests`` independent p-values, 1 − (1 − p)^tests."""
     if tests < 1:
