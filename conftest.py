@@ -29,7 +29,7 @@ def private_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that a test registers end with it."""
     for registry in (ATTACKS, ENCODERS, HOSTS, SCHEMES):
-        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+        monkeypatch.setattr(registry, "registered", dict(registry.registered))
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ bigrams = own_host:Bigrams
 def run(monkeypatch, capsys):
     """Runs an example as a script, in this process; names that it registers are forgotten afterwards."""
     for table in (dewmark.ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
-        monkeypatch.setattr(table, "_registered", dict(table._registered))
+        monkeypatch.setattr(table, "registered", dict(table.registered))
 
     def run_example(name: str) -> str:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")

@@ -69,7 +69,7 @@ def texts_near(
     weights = np.exp(tilt * own).tolist()
     draw, made = random.Random(1), []
     while len(made) < count:
-        some = [" ".join(draw.choices(pool, weights, k=length)) for _ in range(200)]
+        some = [" ".join(draw.choices(pool, weights, k=length)) for _ in range(count)]
         found = detector.detect_batch(some)
         made += [text for text, each in zip(some, found, strict=True) if z[0] < each.z < z[1]]
     return made[:count]
@@ -221,11 +221,11 @@ def test_a_nul_character_separates_words_like_a_blank(texts, expected, key_file,
 
 def test_passages_cost_the_same_everywhere(texts, key_file, tmp_path, capsys):
     """Where passages are searched, the whole text has four fifths of the level, in every door."""
-    some, bound = texts[:40], dewmark.load_scheme(KEY)
+    some, bound = texts[:24], dewmark.load_scheme(KEY)
     wanted = [(found.verdict.value, found.p_value) for found in (locate(text, bound) for text in some)]
     alone = [bound.detect(text).p_value for text in some]
     assert all(p <= whole / 0.8 + 1e-9 for (_, p), whole in zip(wanted, alone, strict=True))
-    assert sum(p == pytest.approx(q / 0.8) for (_, p), q in zip(wanted, alone, strict=True)) > 25
+    assert sum(p == pytest.approx(q / 0.8) for (_, p), q in zip(wanted, alone, strict=True)) > 15
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
     agree(wanted, rows_of("locate", "--key", key_file, "--jsonl", rows, capsys=capsys))
@@ -258,7 +258,7 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
 def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_file, capsys):
     """Nothing is attributed, over HTTP or in a report, that the library does not attribute at that level."""
     fpr = 1e-3
-    some = texts_near(RING.independent_member(2), 40, z=(3.6, 9.0), tilt=2.0, length=20)
+    some = texts_near(RING.independent_member(2), 24, z=(3.6, 9.0), tilt=2.0, length=20)
     ring = dewmark.load_scheme(RING)
     detector, alone = dewmark.Detector(ring), [each.forgery for each in ring.detect_batch(some, fpr=fpr)]
     assert sum(each is not None and each.attributable for each in alone) >= 3
@@ -274,12 +274,12 @@ def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_fi
             claims = client.post("/v1/reports", json={"text": text, "fpr": fpr}).json()["claims"]
             attributed = claims["origin"] and claims["origin"]["attributable"]
             assert attributed == (one.forgery and one.forgery.attributable)
-    others = {f"t{i}": dewmark.load_scheme(dewmark.Key(bytes([i] * 32))) for i in range(1, 20)}
+    others = {f"t{i}": dewmark.load_scheme(dewmark.Key(bytes([i] * 32))) for i in range(1, 10)}
     (tmp_path / "many").mkdir()
     with open_client(tmp_path / "many", {"ring": ring, **others}) as client:
         for found, one in zip(detect_over_http(client, some, fpr=fpr), alone, strict=True):
             if found["forgery"] is not None:
-                p_tail = corrected(one.p_tail, Looks(keys=20))
+                p_tail = corrected(one.p_tail, Looks(keys=10))
                 assert found["forgery"]["p_tail"] == pytest.approx(p_tail, rel=1e-3)
                 assert found["forgery"]["attributable"] == (p_tail <= fpr)
             assert found["verdict"] == "marked" or (found["member"], found["forgery"]) == (None, None)

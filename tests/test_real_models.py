@@ -72,14 +72,6 @@ REFERENCES = {
         ("Le vieux pont a été fermé en mars.", "The old bridge was closed in March."),
         ("Ma sœur travaille dans un hôpital.", "My sister works in a hospital."),
     ],
-    ("en", "pt"): [
-        ("The old bridge was closed in March.", "A velha ponte foi fechada em março."),
-        ("My sister works in a hospital.", "Minha irmã trabalha em um hospital."),
-    ],
-    ("pt", "en"): [
-        ("A velha ponte foi fechada em março.", "The old bridge was closed in March."),
-        ("Minha irmã trabalha em um hospital.", "My sister works in a hospital."),
-    ],
     ("zh", "en"): [
         ("这座旧桥在三月关闭了。", "The old bridge was closed in March."),
         ("我的姐姐在医院工作。", "My sister works in a hospital."),
@@ -94,8 +86,7 @@ def test_every_direction_translates_reference_sentences(direction: tuple[str, st
     from dewmark_lab.attacks.translation.machine_translation import NEURAL, NeuralEngine
 
     assert set(REFERENCES) == set(NEURAL)
-    if direction != ("en", "pt") and direction != ("pt", "en"):
-        pytest.importorskip("sentencepiece")
+    pytest.importorskip("sentencepiece")
     if direction == ("zh", "en"):
         pytest.importorskip("ctranslate2")
     sources, references = zip(*REFERENCES[direction], strict=True)

@@ -29,8 +29,8 @@ _FORMS = 1200
 
 def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     """Let `load_encoder` return this encoder, whatever the name."""
-    monkeypatch.setattr("dewmark.encoders._loaded", {})
-    monkeypatch.setattr("dewmark.encoders._create", lambda name, **_: encoder)
+    monkeypatch.setattr("dewmark.encoders.loaded", {})
+    monkeypatch.setattr("dewmark.encoders.create", lambda name, **_: encoder)
     monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
     load = lexicon.load_lexicon
     monkeypatch.setattr(

@@ -157,7 +157,7 @@ class BoundAsking(BoundScheme):
 
 @pytest.fixture
 def asking(monkeypatch):
-    monkeypatch.setitem(SCHEMES._registered, "asking", Asking)
+    monkeypatch.setitem(SCHEMES.registered, "asking", Asking)
 
 
 def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, monkeypatch):

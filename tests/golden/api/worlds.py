@@ -168,8 +168,8 @@ def world(folder: Path) -> Iterator[World]:
     made = World(folder)
     encoder = BagEncoder()
     with (
-        mock.patch("dewmark.encoders._loaded", {}),
-        mock.patch("dewmark.encoders._create", return_value=encoder),
+        mock.patch("dewmark.encoders.loaded", {}),
+        mock.patch("dewmark.encoders.create", return_value=encoder),
         mock.patch("dewmark.scheme.encoder_languages", return_value=encoder.languages),
         mock.patch("dewmark.encoders.lexicon.lexicon_folder", return_value=tiny_lexicon()),
         mock.patch("dewmark_lab.artifacts.shipped", return_value=made.artifacts),

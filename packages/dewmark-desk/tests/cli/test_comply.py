@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import Run
+from tests.command_line import Run
 
 from dewmark.batch import Negatives
 from dewmark.decoding import Decoding

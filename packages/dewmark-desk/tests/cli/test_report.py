@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import MARK, Run
+from tests.command_line import MARK, Run
 
 from dewmark.core.keys import Key
 

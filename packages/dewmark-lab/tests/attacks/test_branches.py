@@ -104,7 +104,7 @@ class TestEqualsRows:
         # three texts in one batch, of 11 tokens each and those of its branches but their last
         assert shapes == [(3, 1, 24, 24)]
         shapes.clear()
-        monkeypatch.setattr(branches_module, "_ROW_TOKENS", 16)
+        monkeypatch.setattr(branches_module, "ROW_TOKENS", 16)
         monkeypatch.setitem(branches_module._PAIRS_AT_ONCE, "cpu", 2 * 16 * 16)
         monkeypatch.setitem(branches_module.SUMMED_AT_ONCE, "cpu", 512 * 5)
         assert scorer(host).scores([TEXT] * 3, [BRANCHES] * 3)[2] == pytest.approx(whole, abs=1e-4)
@@ -145,7 +145,7 @@ class TestPackable:
         def refuse(*args, **kwargs):
             raise ValueError("attention_mask must be 2D")
 
-        monkeypatch.setattr(branches_module, "_packed_sums", refuse)
+        monkeypatch.setattr(branches_module, "packed_sums", refuse)
         (scores,) = scorer(host).scores([TEXT], [BRANCHES])
         assert scores == pytest.approx(rows_of(host, TEXT, BRANCHES), abs=1e-4)
 

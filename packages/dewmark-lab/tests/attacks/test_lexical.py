@@ -14,7 +14,7 @@ import pytest
 from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark_lab.attacks.lexical import _random_partition
+from dewmark_lab.attacks.lexical import random_partition
 
 TEXT = "  The old house,\n\nby the river – it is 200 years old. "
 WORDS = " ".join(f"own{i}" for i in range(100))
@@ -149,9 +149,9 @@ class TestCopyPaste:
 
 def test_random_partitions_are_uniform():
     rng, draws = random.Random(0), 6000
-    counts = Counter(tuple(_random_partition(rng, 5, 3, least=1)) for _ in range(draws))
+    counts = Counter(tuple(random_partition(rng, 5, 3, least=1)) for _ in range(draws))
     assert all(sum(parts) == 5 and min(parts) >= 1 for parts in counts)
     assert len(counts) == 6  # (4 choose 2)
     # each has probability 1/6, so a standard deviation of 28.9
     assert all(abs(count - draws / 6) < 5 * 28.9 for count in counts.values())
-    assert _random_partition(rng, 4, 1, least=0) == [4]
+    assert random_partition(rng, 4, 1, least=0) == [4]

@@ -17,9 +17,13 @@ from dewmark_lab.attacks.stealing.regression import (
     as_dew,
     cosine,
     estimate,
+    fitted_tilt,
+    head_mask,
     moments_of,
     pairs_of,
+    posterior_mean,
     residual_moments,
+    spend_on_tail,
 )
 
 D_T, D_C, BETA = 24, 20, 0.3
@@ -104,6 +108,47 @@ def test_shared_context_component_reveals_the_mark():
     assert results[0.9] > results[0.0] + 0.15
 
 
+@pytest.mark.parametrize("number", [2, 128])
+def test_head_and_tail_are_learned_as_the_formula_says(number):
+    """Cosines of the posterior mean per block, and the z that a forger reaches with them.
+
+    A cosine over D effective directions varies by 1/√D a key: 0.06 in the head of 260. The mean of 8 keys
+    deviates by 0.02, and 4 deviations are 0.08. The forged z of 8 keys x 200 texts deviates by 0.08·z.
+    """
+    length, v = 100, np.outer(1.0 / (3.0 + np.arange(40)), 1.0 / (6.0 + np.arange(60)))
+    v /= v.sum()
+    head = head_mask(v)
+    assert v[head].sum() == pytest.approx(0.5, abs=v.max())
+
+    def texts(rng, W, number):
+        """The sum of ``number`` texts, each with mean L v W and variance L v per coordinate (β = 1)."""
+        return number * length * v * W + rng.standard_normal((*W.shape,)) * np.sqrt(number * length * v)
+
+    found, scores = {"head": [], "tail": []}, []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        W = rng.standard_normal(v.shape)
+        total = texts(rng, W, number)
+        tilt = fitted_tilt(total, number * length, v)
+        learned = posterior_mean(total, number * length, v, tilt=tilt)
+        for name, block in (("head", head), ("tail", ~head)):
+            a, b = learned[block] * np.sqrt(v[block]), W[block] * np.sqrt(v[block])
+            found[name].append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+        aimed = spend_on_tail(learned, v, head, share=0.75)
+        assert float((np.square(aimed) * v)[~head].sum()) == pytest.approx(0.75)
+        forged = texts(rng, np.broadcast_to(aimed, (200, *v.shape)), 1)[:, ~head]
+        scores.append(np.mean((forged @ W[~head]) / np.linalg.norm(forged, axis=1)))
+    rho = {name: length * number * v[block] for name, block in (("head", head), ("tail", ~head))}
+    expected = {
+        name: np.sqrt((v[block] * rho[name] / (1.0 + rho[name])).sum() / v[block].sum())
+        for name, block in (("head", head), ("tail", ~head))
+    }
+    for name, value in expected.items():
+        assert np.mean(found[name]) == pytest.approx(value, abs=0.08)
+    # z_S = √(L f) cos_S; the forged text's own signal adds to ‖M_tail‖ (by up to 8% here)
+    assert np.mean(scores) == pytest.approx(np.sqrt(length * 0.75) * expected["tail"], rel=0.2, abs=0.3)
+
+
 def test_moments_add_up_and_scores_have_unit_variance():
     rng = np.random.default_rng(5)
     T, C = isotropic(rng, 900, D_T), isotropic(rng, 900, D_C)
@@ -136,44 +181,20 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
     """The estimate improves with more texts, and the victim's detector accepts forgeries made with it."""
     key = dewmark.Key(bytes(range(32)))
     victim = as_dew(dewmark.load_scheme(key, host=host.info, scheme=scheme, settings=settings))
-    marked, base = (
-        texts_of(host, victim, 80, seed=0),
-        texts_of(host, None, 80, seed=1000),
-    )
+    marked, base = texts_of(host, victim, 48, seed=0), texts_of(host, None, 48, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
-    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 80))
+    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 48))
     assert cosine(victim, many, fresh) > max(cosine(victim, few, fresh), 0.3)
 
     def mean_z(strength):
-        texts = texts_of(host, DewForger(victim, many, strength=strength), 20, seed=3000)
+        texts = texts_of(host, DewForger(victim, many, strength=strength), 12, seed=3000)
         return np.mean([d.z for d in victim.detect_batch(texts)])
 
-    # 20 unmarked texts have a mean z of 0 ± 0.22 under a random key, and somewhat more under one key
+    # 12 unmarked texts have a mean z of 0 ± 0.29 under a random key, and somewhat more under one key
     assert mean_z(5.0) > 2.0
-    assert abs(mean_z(1e-6)) < 1.0
+    assert abs(mean_z(1e-6)) < 1.3
     assert mean_z(-5.0) < -2.0
-
-
-def test_host_expectation_beats_base_texts(host, bag_encoder):
-    """Residuals are less noisy: the correlation is higher, and it grows with the number of texts."""
-    victim = as_dew(load_tokens(dewmark.Key(bytes(32)), host))
-    marked, base = (
-        texts_of(host, victim, 80, seed=0),
-        texts_of(host, None, 80, seed=1000),
-    )
-    fresh = texts_of(host, None, 20, seed=2000)
-    baseline = Baseline.of(pairs_of(victim.reader, base))
-    plain = cosine(victim, estimate(moments_of(victim.reader, marked), baseline), fresh)
-    few, many = (
-        cosine(
-            victim,
-            estimate(residual_moments(host, victim.reader, marked[:n]), baseline, residual=True),
-            fresh,
-        )
-        for n in (8, 80)
-    )
-    assert many > max(plain, few + 0.1)
 
 
 def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):

@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.fake import FakeHost, tiny_tokenizer
-from dewmark_lab.attacks.rewriting.synonyms import MaskedLM, Synonym, _GappedText, find_masked_lm
+from dewmark_lab.attacks.rewriting.synonyms import GappedText, MaskedLM, Synonym, find_masked_lm
 
 TEXT = (
     '  "The old House," is over the RIVER;\n\nthe walk was new (old city) and the people of the home walked.'
@@ -144,7 +144,7 @@ class TestWordNetMethod:
         host = FakeHost(seed=seed)
         synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # one token each
         monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
-        monkeypatch.setattr(Synonym, "_candidates", lambda _, word: synonyms if word == "house" else [])
+        monkeypatch.setattr(Synonym, "candidates", lambda _, word: synonyms if word == "house" else [])
         before = "the old city was new and there was light in the night of the town that is over the"
         (made,) = weighed.apply([f"{before} house{after}{rest}"], seeds=[0])
         scored = host.log_likelihood([f"<bos>{before}"] * 7, [f" {new}{after}" for new in synonyms])
@@ -163,8 +163,8 @@ class TestWordNetMethod:
         assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
 
     def test_candidates_are_capitalized_before_comparison(self, weighed: Synonym):
-        gaps = _GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed._has_synonyms)
-        assert set(gaps.branches(weighed._candidates)) == {
+        gaps = GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed.has_synonyms)
+        assert set(gaps.branches(weighed.candidates)) == {
             *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
             (30, "STROLL"),
         }

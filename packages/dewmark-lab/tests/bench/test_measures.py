@@ -9,18 +9,12 @@ import pytest
 
 from dewmark.errors import UnknownNameError
 from dewmark.registry import SCHEMES
-from dewmark_lab.bench.markllm import PEERS
 from dewmark_lab.bench.measures import (
     CONFIGURATIONS,
-    NONE,
     bench_detection,
-    bench_generation,
-    bind,
     configuration,
-    decoding_tasks,
     prompts,
     random_texts,
-    step_tasks,
 )
 from dewmark_lab.bench.random_models import open_host
 from dewmark_lab.bench.timing import time_tasks
@@ -74,7 +68,6 @@ def test_every_configuration_is_valid_for_its_scheme() -> None:
     assert configuration("kgw:gamma=0.1,delta=3")[1]["gamma"] == "0.1"
     with pytest.raises(UnknownNameError, match="did you mean"):
         configuration("kgv")
-    assert PEERS.keys() <= CONFIGURATIONS.keys()
 
 
 def test_texts_have_the_requested_length_and_do_not_repeat(host) -> None:
@@ -88,33 +81,7 @@ def test_texts_have_the_requested_length_and_do_not_repeat(host) -> None:
     assert prompts(3, first=400) != prompts(3)
 
 
-def test_steps_and_decoding_use_the_requested_sizes(host, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = {"kgw": bind("kgw", host)}
-    step = step_tasks(host, schemes, {}, batch=3, steps=2)
-    assert step.keys() == {"kgw"}
-    assert step["kgw"](0) > 0.0
-    asked = []
-    generate = type(host).generate
-
-    def watched(self, texts, **settings):
-        decoding = settings["decoding"]
-        asked.append((len(texts), settings["scheme"], decoding.max_new_tokens, settings["batch_size"]))
-        return generate(self, texts, **settings)
-
-    monkeypatch.setattr(type(host), "generate", watched)
-    tasks = decoding_tasks(host, schemes, {}, batch=3, tokens=4)
-    for task in tasks.values():
-        assert task(1) > 0.0
-    assert asked == [(3, None, 4, 3), (3, schemes["kgw"], 4, 3)]
-
-
 def test_all_measures_have_a_row_for_every_scheme(host) -> None:
-    written = list(bench_generation(host, NAMES, batches=[1, 2], tokens=3, steps=2, repeats=1))
-    assert {row.measure for row in written} == {
-        f"{kind}, batch {batch}" for kind in ("step", "decoding") for batch in (1, 2)
-    }
-    assert {row.row for row in written} == {NONE, *NAMES}
-    assert all((row.cost.ratio is not None) == row.measure.startswith("decoding") for row in written)
     found = list(bench_detection(host, NAMES, texts=8, tokens=40, repeats=1))
     assert {row.measure for row in found} == {"detection, a batch of 8", "detection, one by one"}
-    json.dumps([row.to_dict() for row in written + found])
+    json.dumps([row.to_dict() for row in found])

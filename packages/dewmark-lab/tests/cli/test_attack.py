@@ -66,10 +66,10 @@ class TestFiles:
         assert sorted(read(tmp_path / "a"), key=str) == sorted(read(tmp_path / "b"), key=str)
 
     def test_jobs_are_passed_to_attacks_that_support_them(self):
-        from dewmark_lab.cli.attack import _load
+        from dewmark_lab.cli.attack import load_chosen
 
-        assert _load("paraphrase", ["base_url=http://localhost/v1", "model=m"], 3).concurrency == 3
-        assert _load("none", None, 3).identity() == {"name": "none"}
+        assert load_chosen("paraphrase", ["base_url=http://localhost/v1", "model=m"], 3).concurrency == 3
+        assert load_chosen("none", None, 3).identity() == {"name": "none"}
 
 
 class TestTexts:

@@ -8,16 +8,6 @@ SMALL = ["--host", "random:tiny", "--device", "cpu", "--repeats", 1, "-q"]
 SCHEMES = ["--schemes", "kgw,exp", "--schemes", "dew-bias:encoder=random:32"]
 
 
-def test_generation_is_compared_with_unmarked_decoding(run):
-    done = run("bench", "generate", *SMALL, *SCHEMES, "--batch-sizes", "1,2", "--tokens", 3, "--steps", 2)
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    first = next(line for line in lines if line.startswith("none"))
-    assert first.count("x1") == 2
-    for name in ("kgw", "exp", "dew-bias"):
-        assert any(line.startswith(name) for line in lines)
-
-
 def test_marks_are_compared_with_no_mark_and_with_peers(run):
     arguments = ["--schemes", "kgw,exp", "--batch-sizes", "1,2", "--turn", 2]
     done = run("bench", "marks", *SMALL, *arguments, "--json")
@@ -46,6 +36,6 @@ def test_bad_options_are_one_line(run):
         (["--batch-sizes", "1,x"], "--batch-sizes"),
         (["--host", "random:llama"], "shape"),
     ):
-        done = run("bench", "generate", *arguments, "-q")
+        done = run("bench", "marks", *arguments, "-q")
         assert done.code == 2
         assert said in done.error

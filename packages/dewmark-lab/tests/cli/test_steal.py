@@ -53,19 +53,6 @@ def test_spoof_writes_texts_and_a_summary(steal, tmp_path):
     assert steal(*SMALL, "--json", "--out", out, "--with", "h=1").out == done.out  # from what was kept
 
 
-def test_attackers_who_learn_nothing_edit_texts(steal):
-    done = steal("--texts", 4, "--method", "oracle", "--with", "queries=300", "--json")
-    assert done.code == 0, done.err
-    row = json.loads(done.out)
-    assert row["found"] >= 0.75
-    assert row["control_found"] <= 0.25
-    assert 1 < row["queries"] < 300
-    done = steal("--texts", 4, "--method", "piggyback", "--with", "edits=2")
-    assert done.code == 0, done.err
-    assert done.out.splitlines()[0] == "piggyback: 4 texts"
-    assert [line.split()[0] for line in done.out.splitlines()[2:5]] == ["forged", "unedited", "genuine"]
-
-
 def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
     done = steal(*SMALL, "--mode", "scrub", "--with", "fidelity=8")
     assert done.code == 0, done.err
@@ -77,10 +64,7 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--method", "guess"],
-            "method must be one of counts, embedding, oracle, verdicts, piggyback, got 'guess'",
-        ),
+        (["--method", "guess"], "method must be one of counts, embedding, got 'guess'"),
         (["--method", "embedding"], "attacks dew only, not unigram"),
         (["--curve"], "add --method embedding"),
         (["--with", "height=3"], "unknown parameter 'height'"),
@@ -88,7 +72,6 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),
         (["--strength", "-1"], "strength must not be negative"),
         (["--method", "embedding", "--with", "grouping=told"], 'needs JSONL rows with the "member"'),
-        (["--method", "piggyback", "--mode", "scrub"], "method piggyback forges"),
         (["--humans", "missing.jsonl"], "cannot read missing.jsonl"),
     ],
 )

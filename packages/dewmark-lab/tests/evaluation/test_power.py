@@ -34,7 +34,7 @@ def test_expected_and_measured_shares_agree() -> None:
 def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extrapolate from 200 to 400 tokens: a 95% interval from 30 texts should cover the truth."""
     truth = norm.sf((norm.isf(0.01) - 0.25 * 20.0) / np.sqrt(1 + 0.0064 * 400))
-    monkeypatch.setattr(power, "_RESAMPLES", 200)
+    monkeypatch.setattr(power, "RESAMPLES", 200)
     inside = 0
     for seed in range(25):
         found = measured(marked(30, mean=0.25, spread=0.08, length=200, seed=seed), fpr=0.01)

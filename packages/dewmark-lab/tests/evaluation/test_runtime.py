@@ -58,7 +58,7 @@ def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
     monkeypatch.setattr(host, "generate", generate)
     for bound in schemes.values():
         monkeypatch.setattr(type(bound), "detect", detected)
-    monkeypatch.setattr("dewmark_lab.evaluation.runtime._now", lambda host: now[0])
+    monkeypatch.setattr("dewmark_lab.evaluation.runtime.now_on", lambda host: now[0])
     for number in range(3):
         rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
         assert {row.seconds_per_text for row in rows if row.phase == GENERATE} == {1.0}

@@ -93,7 +93,7 @@ def test_self_hashing_includes_the_candidate() -> None:
     """A candidate that ranks below its context has one colour after all contexts; h = 4 means three ids."""
     bound = kgw(hashing="self")
     assert bound.width == 3
-    ranks = bound._hashing.ranks[:-1]
+    ranks = bound.hashing.ranks[:-1]
     windows = np.random.default_rng(0).integers(3, KNOWN, (50, 3))
     found = np.array(lists(bound, *windows))[:, 3:KNOWN]
     alone = ranks[None, 3:KNOWN] < ranks[windows].min(axis=1)[:, None]

@@ -95,7 +95,7 @@ def test_codes_follow_the_text() -> None:
             for bound in (bind("simkey", i, bits=1, hashes=16) for i in range(30))
         ]
         shares.append(np.mean([np.mean(a == b) for a, b in pairs]))
-    vectors = bind("simkey").simhash._contexts.encoder.encode([text, changed, other])
+    vectors = bind("simkey").simhash.contexts.encoder.encode([text, changed, other])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = 1.0 - np.arccos(unit[1:] @ unit[0]) / np.pi
     # 480 bits: a standard deviation of at most 0.023
@@ -134,11 +134,11 @@ def test_one_encoder_call_per_chunk(bag_encoder) -> None:
     bound = bind("simkey", stride=5)
     ids = torch.tensor([[20, 21, 22, 23, 24, 25, 26, 27]])
     session = bound.session(ids, seeds=[1])
-    before = len(bound.simhash._contexts.encoder.calls)
+    before = len(bound.simhash.contexts.encoder.calls)
     for step in range(15):
         session(ids, torch.zeros(1, VOCAB))
         ids = torch.cat((ids, torch.tensor([[30 + step]])), dim=1)
-    assert len(bound.simhash._contexts.encoder.calls) - before == 3
+    assert len(bound.simhash.contexts.encoder.calls) - before == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SynthID against transformers' own implementation, and its fitted Bayesian detector."""
+"""SynthID against transformers' own implementation."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import random_logits, random_words
 from transformers import SynthIDTextWatermarkingConfig
-from transformers.generation import BayesianDetectorConfig, BayesianDetectorModel
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
-from dewmark.core.keys import Key
-from dewmark.decoding import Decoding
 from dewmark.engine_marks.transformers_synthid import tournament
-from dewmark.errors import ArtifactError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
-from dewmark_lab.schemes.keyed_sampling.synthid import BoundSynthID, SynthID, fit_bayesian
+from dewmark_lab.schemes.keyed_sampling.synthid import BoundSynthID, SynthID
 
 DEPTH = 30
 PROMPT = " the old bridge over the river"
@@ -116,95 +111,3 @@ def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     assert found.effective_length == int(mask.sum())
     assert found.score + 0.5 == pytest.approx(mean, abs=1e-9)
     assert found.p_value < 1e-6
-
-
-def test_ratios_agree_with_the_posterior_of_transformers() -> None:
-    model = BayesianDetectorModel(BayesianDetectorConfig(watermarking_depth=6, base_rate=0.3))
-    rng = np.random.default_rng(0)
-    beta, delta = rng.normal(size=6), np.tril(rng.normal(size=(6, 6)), -1)
-    with torch.no_grad():
-        model.likelihood_model_watermarked.beta.copy_(torch.from_numpy(beta).view(1, 1, 6))
-        model.likelihood_model_watermarked.delta.copy_(torch.from_numpy(delta).view(1, 1, 6, 6))
-    bits = rng.integers(0, 2, size=(15, 6), dtype=np.uint8)
-    with torch.no_grad():
-        (posterior,) = model(torch.from_numpy(bits).unsqueeze(0), torch.ones(1, 15))
-    odds = float(torch.logit(posterior.double())) - np.log(0.3 / 0.7)
-    assert BayesianDetector(beta, delta, leaves=2).log_ratios(bits).sum() == pytest.approx(odds, abs=1e-3)
-
-
-def sampled(beta: np.ndarray, delta: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Bits (count, depth) drawn from the model of a marked text, two leaves."""
-    rng = np.random.default_rng(seed)
-    bits = np.zeros((count, len(beta)), dtype=np.uint8)
-    for layer in range(len(beta)):
-        q = 1.0 / (1.0 + np.exp(-beta[layer] - bits @ delta[layer]))
-        bits[:, layer] = rng.random(count) < 0.5 + q / 4.0
-    return bits
-
-
-def test_fit_recovers_the_model() -> None:
-    """Judged by the likelihood of fresh bits from the same model."""
-    beta = np.linspace(1.0, -2.0, 12)
-    delta = np.tril(np.full((12, 12), -0.15), -1)
-    true = BayesianDetector(beta, delta, leaves=2)
-    found = fit_detector(sampled(beta, delta, 8_000, 0), leaves=2)
-    fresh = sampled(beta, delta, 8_000, 1)
-    flat = fit_detector(sampled(beta, np.zeros((12, 12)), 8_000, 0), leaves=2)
-    gap = (true.log_ratios(fresh) - found.log_ratios(fresh)).sum()
-    # each of 78 parameters costs half a nat on fresh bits; the penalty shifts 66 of them by less
-    assert 0.0 < gap < 100.0
-    assert found.log_ratios(fresh).sum() > flat.log_ratios(fresh).sum()
-    assert np.triu(found.delta).max() == 0.0
-
-
-@pytest.mark.parametrize("n", [16, 100])
-def test_tail_agrees_with_simulated_unmarked_texts(n) -> None:
-    """The saddlepoint formula against Monte Carlo: four standard errors and 3% for the formula."""
-    depth = 8
-    delta = np.tril(np.full((depth, depth), -0.2), -1)
-    fitted = BayesianDetector(np.linspace(1.0, -1.0, depth), delta, leaves=2)
-    rng = np.random.default_rng(5)
-    texts = 8_000
-    bits = rng.integers(0, 2, size=(texts * n, depth), dtype=np.uint8)
-    totals = fitted.log_ratios(bits).reshape(texts, n).sum(axis=1)
-    for p in (0.9, 0.5, 0.1, 0.01, 0.002):
-        tail = fitted.null.tail(float(np.quantile(totals, 1.0 - p)), n)
-        assert tail == pytest.approx(p, abs=4.0 * np.sqrt(p * (1.0 - p) / texts) + 0.03 * p)
-    best = float(fitted.log_ratios(np.ones((1, depth), dtype=np.uint8))[0])
-    assert 0.0 <= fitted.null.tail(n * best, n) < 1e-10  # a text of ones
-    assert fitted.null.test(0.0, 0).p_value == 1.0
-
-
-def test_fitted_detector_is_stronger_under_any_key(host, workspace, tmp_path) -> None:
-    settings = {"decoding": Decoding(max_new_tokens=60, min_new_tokens=60), "batch_size": 70}
-    teacher = SynthID(depth=12).bind(Key(bytes(32)), host.info, workspace)
-    prompts = [" " + word for word in host.info.tokenizer.decode([[i] for i in range(4, 74)])]
-    lessons = host.generate(prompts, scheme=teacher, seeds=range(70), **settings)
-    fit_bayesian(teacher, [g.text for g in lessons], prompts=prompts).save(tmp_path / "fitted")
-    scheme = SynthID(depth=12, bayesian=str(tmp_path / "fitted"))
-    bound = scheme.bind(Key(bytes(range(32))), host.info, workspace)
-    assert bound.tests == ("mean", "weighted", "bayesian")
-    texts = [g.text for g in host.generate(prompts[:50], scheme=bound, seeds=range(50), **settings)]
-    z = {test: np.array([d.z for d in bound.detect_batch(texts, test=test)]) for test in bound.tests}
-    gain = z["bayesian"] - z["mean"]
-    assert gain.mean() > 3.0 * gain.std() / np.sqrt(len(gain))  # paired, so differences between texts cancel
-    stored = scheme.restore(bound.state(), host.info, bound.fingerprint, workspace)
-    assert stored.detect(PROMPT * 5, test="bayesian") == bound.detect(PROMPT * 5, test="bayesian")
-
-
-def test_unusable_fits_are_rejected(host, workspace, tmp_path) -> None:
-    bound = SynthID().bind(Key(bytes(32)), host.info, workspace)
-    with pytest.raises(InputError, match="at least 1000"):
-        fit_bayesian(bound, [PROMPT])
-    fitted = BayesianDetector(np.zeros(DEPTH), np.zeros((DEPTH, DEPTH)), leaves=2)
-    fitted.save(tmp_path / "fitted")
-    for settings, message in (({"depth": 12}, "30 layers"), ({"leaves": 3}, "fitted to 2 leaves")):
-        scheme = SynthID(bayesian=str(tmp_path / "fitted"), **settings)
-        with pytest.raises(ArtifactError, match=message):
-            scheme.bind(Key(bytes(32)), host.info, workspace)
-    silent = BayesianDetector(
-        np.full(4, -100.0), np.zeros((4, 4)), leaves=2
-    )  # as if fitted to unmarked texts
-    assert silent.null.test(0.0, 50).p_value == 1.0
-    with pytest.raises(ArtifactError, match="no bundle"):
-        SynthID(bayesian=str(tmp_path / "none")).bind(Key(bytes(32)), host.info, workspace)

@@ -17,7 +17,7 @@ from dewmark_lab.training.texts import FileTexts, HostTexts, sentence_starts
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(texts, "_BATCH", 32)
+    monkeypatch.setattr(texts, "BATCH", 32)
 
 
 class CountingHost:

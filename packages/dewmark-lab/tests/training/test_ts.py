@@ -64,7 +64,7 @@ def test_training_makes_gamma_depend_on_the_token(
 def test_the_losses_conflict(job) -> None:
     """A larger δ is easier to detect and changes more words."""
     one = job("ts", 1)
-    kept = ts._candidates(one, one.texts_for(24))
+    kept = ts.likely_candidates(one, one.texts_for(24))
     material = ts._Material.of(one, kept, torch.device("cpu"))
 
     def judged(gamma: float, delta: float) -> dict[str, float]:

@@ -87,17 +87,17 @@ class Registry(Mapping[str, Any]):
         self._companion = companion
         self._built_in = built_in
         self._group = group
-        self._registered: dict[str, object] = {}
+        self.registered: dict[str, object] = {}
 
     def register(self, name: str, target: object) -> None:
         """Add a name for the rest of this process; ``target`` is the object, or ``module:attribute``."""
         if name in self._built_in:
             raise ConfigError(f"{self.kind} {name!r} is built in; register another name")
-        self._registered[name] = target
+        self.registered[name] = target
 
     def _table(self) -> dict[str, object]:
         published = {} if self._group is None else _published(self._group)
-        return {**published, **self._registered, **self._built_in}
+        return {**published, **self.registered, **self._built_in}
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever is registered
         file, colon, attribute = name.rpartition(":")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.fixtures import SECRET, Result
+from tests.command_line import SECRET, Result
 
 from dewmark.core.keys import Key
 

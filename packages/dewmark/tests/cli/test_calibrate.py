@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.fixtures import SECRET, Result, assert_no_secret
+from tests.command_line import SECRET, Result, assert_no_secret
 
 from dewmark.core.keys import Key
 from dewmark.stats.calibration import Calibration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.cli.fixtures import StubBound
+from tests.command_line import StubBound
 
 from dewmark.cli.demo import human_paragraph
 from dewmark.core.keys import Key

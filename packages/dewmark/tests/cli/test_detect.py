@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import MARK, SECRET, Result
+from tests.command_line import MARK, SECRET, Result
 
 from dewmark.core.keys import Key
 
@@ -96,7 +96,7 @@ def test_jsonl(detect, tmp_path):
 
 
 def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
-    from tests.cli.fixtures import StubBound
+    from tests.command_line import StubBound
 
     seen: list[str | None] = []
     original = StubBound.detect_batch

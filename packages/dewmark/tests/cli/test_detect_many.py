@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import MARK, SECRET, Result, StubBound
+from tests.command_line import MARK, SECRET, Result, StubBound
 
 from dewmark.core.keys import Key
 from dewmark.stats.multiple_testing import benjamini_hochberg

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import SECRET
+from tests.command_line import SECRET
 
 from dewmark.core.keys import Key
 

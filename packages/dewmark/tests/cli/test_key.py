@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.fixtures import StubBound
+from tests.command_line import StubBound
 
 from dewmark.core.keys import Key
 from dewmark.stats.key_test import one_sided_p

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.fixtures import SECRET
+from tests.command_line import SECRET
 from tests.fakes import BagEncoder
 
 import dewmark

@@ -64,7 +64,7 @@ def test_an_unknown_scheme(run) -> None:
 
 
 def test_a_broken_plugin_does_not_hide_other_schemes(run, monkeypatch) -> None:
-    monkeypatch.setitem(SCHEMES._registered, "broken", "no_such_package:Thing")
+    monkeypatch.setitem(SCHEMES.registered, "broken", "no_such_package:Thing")
     found = {row["name"]: row for row in rows(run)}
     assert "no_such_package" in found["broken"]["error"]
     assert found["dew"]["summary"]

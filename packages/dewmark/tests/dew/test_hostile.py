@@ -133,5 +133,5 @@ def test_the_innovations_of_a_stream_have_deviation_1(bound, texts) -> None:
     for text in [text[:200] for text in texts[:3]]:
         stream = SequentialDetector(bound.reader, uses)
         stream.update(text)
-        if stream._rows is not None:
-            assert np.abs(stream._rows.innovations.std(axis=1) - 1.0).max() < 0.05
+        if stream.rows is not None:
+            assert np.abs(stream.rows.innovations.std(axis=1) - 1.0).max() < 0.05

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dewmark.core.keys import Key
-from dewmark.dew.matrix import Cuts, _cuts
+from dewmark.dew.matrix import Cuts, cuts_of
 from dewmark.dew.open.scheme import DewOpen
 from dewmark.dew.reading import Pairs
 from dewmark.dew.scheme import DEW
@@ -40,7 +40,7 @@ def matrix(T, C, weights) -> np.ndarray:
 
 def flatten(T, C, weights, *, limit: float) -> Cuts:
     index = np.arange(len(T))
-    return _cuts(matrix(T, C, weights)[None], [Pairs(index, index, weights, index)], limit=limit)[0]
+    return cuts_of(matrix(T, C, weights)[None], [Pairs(index, index, weights, index)], limit=limit)[0]
 
 
 @pytest.mark.parametrize(("pairs", "limit"), [(30, 2.0), (80, 2.0 * (64 / 150) ** (1 / 3))])

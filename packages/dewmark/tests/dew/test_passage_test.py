@@ -14,7 +14,7 @@ from dewmark.dew.scheme import DEW
 from dewmark.encoders.word_vectors import register_texts
 from dewmark.passages import locate
 from dewmark.stats.key_test import key_test
-from dewmark.stats.scan import Search, Units, _restrict
+from dewmark.stats.scan import Search, Units, restrict
 from dewmark.workspace import NO_READER, Workspace, no_host
 
 KEY = Key(bytes(range(32)))
@@ -32,7 +32,7 @@ def windows(bound) -> list[KeyedEvidence]:
     parts = register_texts()
     texts = [" ".join(parts[i : i + 5]) for i in range(0, 35, 5)]
     found = bound.evidence(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
-    return [_restrict(each, Units.of(each)[:WINDOW]) for each in found]
+    return [restrict(each, Units.of(each)[:WINDOW]) for each in found]
 
 
 def mean_cosine(matrices: list[np.ndarray]) -> float:
@@ -94,7 +94,7 @@ def test_a_window_that_only_the_common_part_makes_significant_is_no_passage(boun
     assert plain.corrected.min() < 1e-3
     assert locate(text, biased).passages == ()
     stream = biased.follow()
-    stream._most = 50.0  # were the process certain, the key test would still count
+    stream.largest_log_e = 50.0  # were the process certain, the key test would still count
     stream.update(text)
     assert stream.finish() == pytest.approx(biased.detect(text).p_value, rel=1e-3)
     assert not stream.is_marked

@@ -32,12 +32,12 @@ def watched(rng: np.random.Generator) -> SequentialDetector:
     forms = rng.standard_normal((25, D)) + rng.standard_normal(D)
     forms = (forms / np.linalg.norm(forms, axis=1, keepdims=True)).astype(np.float32)
     for word in rng.integers(0, 25, size=WORDS):
-        detector._score(forms[word], forms[(word * 7 + rng.integers(2)) % 25])
+        detector.score(forms[word], forms[(word * 7 + rng.integers(2)) % 25])
     return detector
 
 
 def test_innovations_are_independent_standard_normals_over_keys() -> None:
-    rows = watched(np.random.default_rng(0))._rows
+    rows = watched(np.random.default_rng(0)).rows
     e = rows.innovations.astype(np.float64)
     assert 30 < rows.count <= WORDS
     assert stats.kstest(e.ravel()[::17], "norm").pvalue > 1e-3
@@ -49,7 +49,7 @@ def test_innovations_are_independent_standard_normals_over_keys() -> None:
 def test_at_most_one_percent_of_keys_ever_reach_100_on_unmarked_text() -> None:
     crossed = 0
     for seed in range(3):
-        rows = watched(np.random.default_rng(seed))._rows
+        rows = watched(np.random.default_rng(seed)).rows
         A = np.cumsum(rows.scales[:, None] * rows.innovations, axis=0)
         V = np.cumsum(rows.scales**2)
         E = np.mean([np.exp(d * A - d * d * V[:, None] / 2) for d in STRENGTHS], axis=0)
@@ -59,7 +59,7 @@ def test_at_most_one_percent_of_keys_ever_reach_100_on_unmarked_text() -> None:
 
 def test_the_process_is_the_average_over_all_uses() -> None:
     detector = watched(np.random.default_rng(1))
-    rows = detector._rows
+    rows = detector.rows
     A, V = rows.scales @ rows.innovations, float(rows.scales @ rows.scales)
     E = np.mean([np.exp(d * A - d * d * V / 2) for d in STRENGTHS])
     assert detector.log_e == pytest.approx(np.log(E), abs=1e-3)

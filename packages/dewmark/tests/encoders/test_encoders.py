@@ -29,7 +29,7 @@ TEXTS = ["the old bridge", "", "a cat sat on the mat", "dog", "the dog ran away 
 
 @pytest.fixture(autouse=True)
 def fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dewmark.encoders, "_loaded", {})
+    monkeypatch.setattr(dewmark.encoders, "loaded", {})
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_shapes_and_determinism(tiny: Path) -> None:
 
 
 def load_fresh(folder: Path) -> Encoder:
-    dewmark.encoders._loaded.clear()
+    dewmark.encoders.loaded.clear()
     return load_encoder(str(folder), device="cpu")
 
 
@@ -111,7 +111,7 @@ def test_e5_models_get_their_prefix(tiny: Path, tmp_path: Path) -> None:
     ],
 )
 def test_e5_names(name: str, prefix: str) -> None:
-    assert sentence_transformers._prefix(name) == prefix
+    assert sentence_transformers.prefix_of(name) == prefix
 
 
 def test_identity_follows_content_not_location(tiny: Path, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ class Letters(Encoder):
 
 
 def test_anyone_can_register_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ENCODERS, "_registered", {})
+    monkeypatch.setattr(ENCODERS, "registered", {})
     ENCODERS.register("letters", Letters)
     encoder = load_encoder("letters", device="cpu")
     assert isinstance(encoder, Letters)

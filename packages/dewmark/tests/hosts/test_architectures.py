@@ -60,7 +60,7 @@ def test_greedy_text_equals_transformers_generate(model):
     row = host.generate(
         PROMPTS[:1], scheme=None, seeds=[0], decoding=Decoding(max_new_tokens=16, temperature=0.0)
     )[0]
-    ids = torch.tensor(host.tokenizer.encode_prompts(PROMPTS[:1], needs_bos=host._needs_bos))
+    ids = torch.tensor(host.tokenizer.encode_prompts(PROMPTS[:1], needs_bos=host.needs_bos))
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 16}
     reference = model.generate(ids, **options, suppress_tokens=[0, 1, 3])[0, ids.shape[1] :]
     expected = [i for i in reference.tolist() if i not in host.tokenizer.special_ids]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.expectations import HostExpectations, WordStarts, _places, open_reader
+from dewmark.hosts.expectations import HostExpectations, WordStarts, open_reader, places_of
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.growing_text import Spelling, extend
 from dewmark.text.words import words
@@ -89,9 +89,9 @@ def test_after_an_open_word_only_a_separator_begins_one(host) -> None:
 
 
 def test_a_word_inside_the_token_of_another_has_no_place() -> None:
-    found = _places("the old_bridge over", [(0, 3), (3, 14), (14, 19)], "")
+    found = places_of("the old_bridge over", [(0, 3), (3, 14), (14, 19)], "")
     assert [(place.start, place.token, place.end) for place in found] == [(0, 0, 1), (4, 1, 2), (15, 2, 3)]
-    (only,) = _places("ab c", [(0, 1), (1, 3), (3, 4)], "")[:1]
+    (only,) = places_of("ab c", [(0, 1), (1, 3), (3, 4)], "")[:1]
     assert (only.token, only.end) == (0, 2)
 
 

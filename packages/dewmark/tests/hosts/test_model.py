@@ -44,7 +44,7 @@ def test_gemma_gets_its_begin_of_text():
     model, tokenizer = tiny_model(128)
     model.config.model_type = "gemma3_text"
     host = TransformersHost(model, tokenizer)
-    assert host._needs_bos
+    assert host.needs_bos
     assert text_of(host) != text_of(FakeHost(128))
 
 
@@ -156,6 +156,6 @@ def test_a_registered_host_is_found_by_name(monkeypatch):
     def create(name, *, device, dtype, progress):
         return FakeHost(64 if dtype == "float32" else 80)
 
-    monkeypatch.setitem(HOSTS._registered, "mine", create)
+    monkeypatch.setitem(HOSTS.registered, "mine", create)
     assert load_host("mine", dtype="float32").info.vocab_size == 64
     assert host_info("mine").vocab_size == 80

@@ -91,11 +91,11 @@ def test_a_gguf_file_is_converted_once_and_a_damaged_copy_again(cache, tmp_path,
 def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
-    monkeypatch.setattr(sources, "_SMALL_FILE", 0)
+    monkeypatch.setattr(sources, "SMALL_FILE", 0)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"weights")
     expected = host_info(str(gguf)).embeddings()
-    sources._verified.clear()  # as a new process would start
+    sources.verified.clear()  # as a new process would start
     (copied,) = (cache / "hosts").iterdir()
     weights = copied / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -109,13 +109,13 @@ def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, m
 
 def test_weights_that_were_checked_ahead_are_not_hashed_again(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, []))
-    monkeypatch.setattr(sources, "_SMALL_FILE", 0)
+    monkeypatch.setattr(sources, "SMALL_FILE", 0)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"weights")
     sources.check_weights(str(gguf))  # nothing is converted yet, and this does not do it
     assert not (cache / "hosts").exists()
     host_info(str(gguf))
-    sources._verified.clear()  # as a new process would start
+    sources.verified.clear()  # as a new process would start
     hashed = []
     whole = sources.sha256_file
     monkeypatch.setattr(sources, "sha256_file", lambda file: hashed.append(file.name) or whole(file))

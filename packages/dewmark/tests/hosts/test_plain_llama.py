@@ -97,16 +97,16 @@ def test_other_models_are_left_to_transformers(config, tmp_path):
 
 def test_a_converted_host_writes_the_same_texts_with_and_without_transformers(gguf):
     host = load_host(gguf, device="cpu")
-    assert isinstance(host._writer, PlainLlama)
+    assert isinstance(host.writer, PlainLlama)
     ends, device, texts = host.eos_ids, host.device, texts_of(host)
     assert len(host.log_likelihood(PROMPTS[:1], PROMPTS[1:2])) == 1
     assert isinstance(host.model, transformers.LlamaForCausalLM)
-    assert host._writer is host.model
+    assert host.writer is host.model
     assert (host.eos_ids, host.device, texts_of(host)) == (ends, device, texts)
 
 
 def test_other_precisions_are_left_to_transformers(gguf):
-    assert not isinstance(load_host(gguf, device="cpu", dtype="bfloat16")._writer, PlainLlama)
+    assert not isinstance(load_host(gguf, device="cpu", dtype="bfloat16").writer, PlainLlama)
 
 
 def test_writing_with_a_converted_host_imports_no_transformers(gguf):

@@ -189,14 +189,14 @@ def test_a_slow_tokenizer_is_rejected():
 
 
 def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
-    from dewmark.hosts.transformers.gguf import _flag_controls
+    from dewmark.hosts.transformers.gguf import flag_controls
 
     tokenizer = tiny_tokenizer(64)
     tokenizer.backend_tokenizer.add_tokens(["<start_of_image>", "<table>"])
     before = HFTokenizer(tokenizer)
     image, table = (tokenizer.convert_tokens_to_ids(name) for name in ("<start_of_image>", "<table>"))
     assert image not in before.special_ids
-    _flag_controls(tokenizer)
+    flag_controls(tokenizer)
     tokenizer.save_pretrained(tmp_path)
     after = HFTokenizer.load(tmp_path)
     assert after.special_ids - before.special_ids == {image}
@@ -206,7 +206,7 @@ def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
 
 
 def test_names_of_padding_rows_are_not_tokens(tmp_path):
-    from dewmark.hosts.transformers.gguf import _drop_padding
+    from dewmark.hosts.transformers.gguf import drop_padding
 
     tokenizer = tiny_tokenizer(512, kind="bytes")
     plain = HFTokenizer(tokenizer)
@@ -214,7 +214,7 @@ def test_names_of_padding_rows_are_not_tokens(tmp_path):
     whole["model"]["vocab"] |= {f"[PAD{plain.size + i}]": plain.size + i for i in range(3)}
     tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(whole))
     assert HFTokenizer(tokenizer).size == plain.size + 3
-    _drop_padding(tokenizer)
+    drop_padding(tokenizer)
     tokenizer.save_pretrained(tmp_path)
     after = HFTokenizer.load(tmp_path)
     assert (after.size, after.identity) == (plain.size, plain.identity)

@@ -179,7 +179,7 @@ def test_chunks_are_more_conservative(monkeypatch):
 
 def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch):
     monkeypatch.setattr(module, "REACH", 64)
-    monkeypatch.setattr(module, "_BATCH", 16)
+    monkeypatch.setattr(module, "BATCH", 16)
     text = independent(np.random.default_rng(0).normal(size=4000))
     tracemalloc.start()
     try:
@@ -396,7 +396,7 @@ def test_the_rest_is_tested_given_what_it_shares_with_the_segment():
     plain, given = [], []
     for _ in range(200):
         u = T @ (rng.normal(size=8) + 4.0 * tilt)
-        rest = module._rest(under(blank, u), Units.of(blank), outside, windows, [0])
+        rest = module.rest_of(under(blank, u), Units.of(blank), outside, windows, [0])
         part = dataclasses.replace(blank, scores=u[100:], weights=np.ones(300), T=T[100:], C=blank.C[100:])
         plain.append(key_test(part).z)
         given.append(rest.z)

@@ -143,9 +143,9 @@ class CopyPaste(Attack):
         segments = min(self.segments, kept)
         foreign = self._passage(rng, len(own) - kept)
         # words before, between and after the segments: skipped in the text, filled in in the result
-        lengths = _random_partition(rng, kept, segments, least=1)
-        skipped = _random_partition(rng, len(own) - kept, segments + 1, least=0)
-        filled = _random_partition(rng, len(foreign), segments + 1, least=0)
+        lengths = random_partition(rng, kept, segments, least=1)
+        skipped = random_partition(rng, len(own) - kept, segments + 1, least=0)
+        filled = random_partition(rng, len(foreign), segments + 1, least=0)
         out: list[str] = []
         at = used = 0
         for i, length in enumerate(lengths):
@@ -184,7 +184,7 @@ class CopyPaste(Attack):
         return texts
 
 
-def _random_partition(rng: random.Random, total: int, count: int, *, least: int) -> list[int]:
+def random_partition(rng: random.Random, total: int, count: int, *, least: int) -> list[int]:
     """``count`` integers of at least ``least`` that sum to ``total``, all such lists equally likely."""
     free = total - least * count
     cuts = sorted(rng.sample(range(free + count - 1), count - 1))  # stars and bars

@@ -1,10 +1,7 @@
-"""The measures of ``dewmark bench``, for schemes and for their counterparts in markllm.
+"""The measures of ``dewmark bench``.
 
 - marks: writers with each mark take turns on real text, the default first, compared with no mark and with the
   marks that transformers and vLLM have themselves;
-- step: a session's call on random logits of the host's vocabulary, while rows of random tokens grow;
-- decoding: the host writes texts of a fixed length in one batch, compared with no mark. A scheme that chooses
-  between drafts of sentences has no step, and is timed by decoding alone;
 - detection: per text of a fixed length, compared with tokenizing it, which every detector has to do.
 """
 
@@ -34,7 +31,6 @@ from dewmark.prompts import openings
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, Tokenizer, Workspace, silent
-from dewmark_lab.bench.markllm import PEERS, Peer, generate, installed
 from dewmark_lab.bench.random_models import RANDOM
 from dewmark_lab.bench.timing import Cost, Task, seconds, time_tasks
 from dewmark_lab.bench.writers import Writer, drawn_by, eager, peer_marks
@@ -90,12 +86,9 @@ def bind(name: str, host: Host, *, number: int = 0, cache: Path | None = None) -
 NONE, TOKENIZING = "none", "tokenizing"
 """The baselines of decoding and detection."""
 
-_PEER = "markllm "
 _PROMPT = 20  # tokens before the first step
 
-Mark = Callable[[torch.Tensor, torch.Tensor], object]
 Schemes = Mapping[str, BoundScheme]
-Peers = Mapping[str, Peer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +130,6 @@ def bench_marks(
             if peers:
                 theirs = peer_marks(host.info.vocab_size, device)
                 choosers |= {name: start(ids) for name, start in theirs.items()}
-                marks = _load_peers(names, host, wanted=True)
-                choosers |= {_PEER + name: peer.chooser(ids) for name, peer in marks.items() if peer.batches}
             room = turn * (repeats + 1)
             tasks: dict[str, Task] = {
                 name: functools.partial(
@@ -153,30 +144,6 @@ def _take_turn(writer: Writer, steps: int, _: int) -> float:
     return writer(steps)
 
 
-def bench_generation(
-    host: TransformersHost,
-    names: Sequence[str],
-    *,
-    batches: Sequence[int],
-    tokens: int,
-    steps: int,
-    repeats: int,
-    peers: bool = True,
-    progress: Progress = silent,
-) -> Iterator[BenchResult]:
-    """Steps, and decoding compared with no mark, at every batch size; 0 steps or tokens skips the measure."""
-    theirs = _load_peers(names, host, wanted=peers)
-    with _bound(names, host, progress) as schemes:
-        for batch in batches:
-            if steps:
-                tasks = step_tasks(host, schemes, theirs, batch=batch, steps=steps)
-                yield from _timed(f"step, batch {batch}", tasks, {}, repeats, progress)
-            if tokens:
-                tasks = decoding_tasks(host, schemes, theirs, batch=batch, tokens=tokens)
-                baselines = {name: _PEER + NONE if name.startswith(_PEER) else NONE for name in tasks}
-                yield from _timed(f"decoding, batch {batch}", tasks, baselines, repeats, progress)
-
-
 def bench_detection(
     host: TransformersHost,
     names: Sequence[str],
@@ -184,92 +151,31 @@ def bench_detection(
     texts: int,
     tokens: int,
     repeats: int,
-    peers: bool = True,
     progress: Progress = silent,
 ) -> Iterator[BenchResult]:
     """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
-    theirs = _load_peers(names, host, wanted=peers)
     device = host.device
     with _bound(names, host, progress) as schemes:
         moved = _on_device(schemes, device)
         for batched, count in ((True, texts), (False, max(texts // 8, 1))):
             tasks = detection_tasks(
-                host.tokenizer, moved, theirs, texts=count, tokens=tokens, batched=batched, device=device
+                host.tokenizer, moved, texts=count, tokens=tokens, batched=batched, device=device
             )
             how = f"a batch of {count}" if batched else "one by one"
             baselines = dict.fromkeys(tasks, TOKENIZING)
             yield from _timed(f"detection, {how}", tasks, baselines, repeats, progress)
 
 
-def step_tasks(
-    host: TransformersHost, schemes: Schemes, peers: Peers, *, batch: int, steps: int
-) -> dict[str, Task]:
-    """Seconds of one marking step for ``batch`` rows."""
-    device, vocab = host.device, host.info.vocab_size
-    logits = 3.0 * torch.randn(2, batch, vocab, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def run(start: Callable[[torch.Tensor], Mark], number: int) -> float:
-        random = torch.Generator().manual_seed(number)
-        size = (batch, _PROMPT + steps)
-        ids = torch.randint(5, min(vocab, host.tokenizer.size), size, generator=random).to(device)
-        mark, total = start(ids[:, :_PROMPT]), 0.0
-        for step in range(steps):
-            scores = logits[step % 2].clone()  # some processors work in place
-            total += seconds(functools.partial(mark, ids[:, : _PROMPT + step], scores), device)
-        return total / steps
-
-    def session(bound: BoundScheme, ids: torch.Tensor) -> Mark:
-        return bound.session(ids, seeds=range(batch))
-
-    def peer_step(peer: Peer, _: torch.Tensor) -> Mark:
-        return peer.step()
-
-    tasks: dict[str, Task] = {
-        name: functools.partial(run, functools.partial(session, bound))
-        for name, bound in schemes.items()
-        if not bound.needs.drafts
-    }
-    for name, peer in peers.items():
-        if peer.batches or batch == 1:
-            tasks[_PEER + name] = functools.partial(run, functools.partial(peer_step, peer))
-    return tasks
-
-
-def decoding_tasks(
-    host: TransformersHost, schemes: Schemes, peers: Peers, *, batch: int, tokens: int
-) -> dict[str, Task]:
-    """Seconds per token of a batch of texts; peers have a baseline of their own."""
-    decoding = Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
-
-    def ours(bound: BoundScheme | None, texts: list[str], _: int) -> object:
-        return host.generate(texts, scheme=bound, seeds=range(batch), decoding=decoding, batch_size=batch)
-
-    def run(write: Callable[[list[str], int], object], number: int) -> float:
-        texts = prompts(batch, first=batch * number)
-        return seconds(functools.partial(write, texts, tokens), host.device) / tokens
-
-    writers = {NONE: functools.partial(ours, None)}
-    writers |= {name: functools.partial(ours, bound) for name, bound in schemes.items()}
-    tasks: dict[str, Task] = {name: functools.partial(run, write) for name, write in writers.items()}
-    if peers:
-        tasks[_PEER + NONE] = functools.partial(run, functools.partial(generate, host))
-    for name, peer in peers.items():
-        if peer.batches or batch == 1:
-            tasks[_PEER + name] = functools.partial(run, peer.generate)
-    return tasks
-
-
 def detection_tasks(
     tokenizer: Tokenizer,
     schemes: Schemes,
-    peers: Peers,
     *,
     texts: int,
     tokens: int,
     batched: bool,
     device: torch.device,
 ) -> dict[str, Task]:
-    """Seconds per text, in one batch or one by one; peers cannot detect in batches."""
+    """Seconds per text, in one batch or one by one."""
     pool = functools.lru_cache(maxsize=1)(
         lambda number: random_texts(tokenizer, texts, tokens=tokens, seed=2 * number + batched)
     )
@@ -288,7 +194,6 @@ def detection_tasks(
     return {
         TOKENIZING: one_by_one(lambda text: tokenizer.encode([text])),
         **{name: one_by_one(bound.detect) for name, bound in schemes.items()},
-        **{_PEER + name: one_by_one(peer.detect) for name, peer in peers.items()},
     }
 
 
@@ -305,10 +210,6 @@ def _bound(
             schemes[name] = bind(name, host, cache=cache)
         progress("binding schemes", len(names), len(names))
         yield schemes
-
-
-def _load_peers(names: Sequence[str], host: TransformersHost, *, wanted: bool) -> dict[str, Peer]:
-    return {name: Peer(name, host) for name in names if name in PEERS} if wanted and installed() else {}
 
 
 @runtime_checkable

@@ -66,7 +66,7 @@ def attack(
         raise ConfigError("--in and --out go together: give both or neither")
     if in_ is not None and out is not None and out.exists() and out.samefile(in_):
         raise ConfigError(f"--out is the input file {in_} itself: choose another name")
-    chosen = _load(name, settings, jobs)
+    chosen = load_chosen(name, settings, jobs)
     if in_ is not None:
         rows = read_attack_rows(in_)
     else:
@@ -98,7 +98,8 @@ def attack(
     say(f"{chosen.label}, {time.perf_counter() - started:.1f} s", quiet=quiet)
 
 
-def _load(name: str, settings: list[str] | None, jobs: int | None) -> Attack:
+def load_chosen(name: str, settings: list[str] | None, jobs: int | None) -> Attack:
+    """The attack that the command names, with its settings."""
     from dewmark.attack import attack_class, load_attack
 
     given: dict[str, Any] = dict(config.parse_settings(settings or ()))

@@ -1,4 +1,4 @@
-"""``dewmark bench``: the cost of marking and detecting on this machine, for schemes and peer libraries."""
+"""``dewmark bench``: the cost of marking and detecting on this machine, beside the marks of engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ BenchHost = Annotated[
     str, typer.Option("--host", metavar="MODEL", help="Host model; random:llama-3.2-3b has random weights.")
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")]
-Peers = Annotated[bool, typer.Option(help="Also time markllm's schemes, if it is installed.")]
 Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")]
 
 
@@ -54,7 +53,7 @@ def marks(
     turn: Annotated[int, typer.Option(min=1, help="Steps of one mark before the next has its turn.")] = 5,
     repeats: Repeats = 8,
     peers: Annotated[
-        bool, typer.Option(help="Also time the marks of transformers, vLLM and markllm, where installed.")
+        bool, typer.Option(help="Also time the marks of transformers and vLLM, where installed.")
     ] = True,
     threads: Threads = 0,
     device: options.Device = "auto",
@@ -87,53 +86,12 @@ def marks(
 
 
 @app.command()
-def generate(
-    schemes: Schemes = None,
-    host: BenchHost = "smollm2-135m",
-    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64",
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens to decode per round; 0 skips decoding.")] = 32,
-    steps: Annotated[int, typer.Option(min=0, help="Marking steps per round; 0 skips them.")] = 20,
-    repeats: Repeats = 5,
-    peers: Peers = True,
-    threads: Threads = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Time marking steps, and decoding with each mark relative to unmarked decoding.
-
-    Schemes take turns in every round, so a busy machine affects all of them: trust ratios, not times.
-    """
-    from dewmark_lab.bench.measures import bench_generation
-    from dewmark_lab.bench.random_models import open_host
-
-    names, batches = _names(schemes), _numbers(batch_sizes, "--batch-sizes")
-    _threads(threads)
-    with Progress(quiet=quiet) as progress:
-        found = list(
-            bench_generation(
-                open_host(host, device=device, dtype=dtype, progress=progress),
-                names,
-                batches=batches,
-                tokens=tokens,
-                steps=steps,
-                repeats=repeats,
-                peers=peers,
-                progress=progress,
-            )
-        )
-    _report(found, json_=json_)
-
-
-@app.command()
 def detect(
     schemes: Schemes = None,
     host: BenchHost = "smollm2-135m",
     texts: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 500,
     tokens: Annotated[int, typer.Option(min=20, help="Tokens per text.")] = 200,
     repeats: Repeats = 3,
-    peers: Peers = True,
     threads: Threads = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -152,9 +110,7 @@ def detect(
     with Progress(quiet=quiet) as progress:
         opened = open_host(host, device=device, dtype=dtype, progress=progress)
         found = list(
-            bench_detection(
-                opened, names, texts=texts, tokens=tokens, repeats=repeats, peers=peers, progress=progress
-            )
+            bench_detection(opened, names, texts=texts, tokens=tokens, repeats=repeats, progress=progress)
         )
     _report(found, json_=json_)
 
@@ -220,4 +176,4 @@ def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = Fals
     if quartiles:
         write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
         return
-    write("fastest round; x: ratio to the first row (for markllm to its own), median over rounds\n")
+    write("fastest round; x: ratio to the first row, median over rounds\n")

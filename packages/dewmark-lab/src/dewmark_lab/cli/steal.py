@@ -32,10 +32,7 @@ def steal(
     settings: options.Settings = None,
     method: Annotated[
         str,
-        typer.Option(
-            help="counts; embedding (assumes DEW); or, without learning: oracle (asks for p-values), "
-            "verdicts (asks for verdicts), piggyback (edits genuine texts)."
-        ),
+        typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW)."),
     ] = "counts",
     mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[
@@ -165,23 +162,15 @@ def _members(marked: Path, number: int) -> list[int]:
 
 
 def _report(result: StealingResult) -> str:
-    from dewmark_lab.attacks.stealing.steal import LEARNERS
-
     what = "forged" if result.mode == "spoof" else "scrubbed"
-    if result.method in LEARNERS:
-        before = "strength 0"
-        head = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
-        head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
-        head += f"; strength {result.strength:g}"
-        head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
-    else:
-        before = "unedited"
-        head = f"{result.method}: {result.written} texts"
-        head += "" if result.queries is None else f", median of {result.queries:g} questions per text"
+    head = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
+    head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
+    head += f"; strength {result.strength:g}"
+    head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
     rows = [
         (what, result.found, result.above, result.attributable, result.perplexity, result.kept),
         (
-            before,
+            "strength 0",
             result.control_found,
             result.control_above,
             result.control_attributable,

@@ -22,7 +22,7 @@ from dewmark.stats.rates import Interval, Rate, rate
 
 _SHORTEST = 25  # tokens; most of a shorter text has no full context
 _CUTS = 8
-_RESAMPLES = 1000
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def measure_power(
         judged=effective >= least_effective,  # NaN is not
         cuts=tuple(cuts),
         model=fitted(np.arange(len(z))),
-        resampled=tuple(fitted(rng.integers(len(z), size=len(z))) for _ in range(_RESAMPLES)),
+        resampled=tuple(fitted(rng.integers(len(z), size=len(z))) for _ in range(RESAMPLES)),
     )
 
 

@@ -75,18 +75,18 @@ def time_round(
     for label in labels[start:] + labels[:start]:
         bound = rows[label]
         with _peak(host) as peak:
-            began = _now(host)
+            began = now_on(host)
             texts = [_generate(host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
-            seconds = (_now(host) - began) / len(prompts)
+            seconds = (now_on(host) - began) / len(prompts)
         timings[label, GENERATE] = Timing(label, GENERATE, number, seconds, peak.mib, device)
         if bound is None:
             continue
         written = [text for text in texts if text.strip()] or ["."]
         with _peak(host) as peak:
-            began = _now(host)
+            began = now_on(host)
             for text in written:
                 bound.detect(text)
-            seconds = (_now(host) - began) / len(written)
+            seconds = (now_on(host) - began) / len(written)
         timings[label, DETECT] = Timing(label, DETECT, number, seconds, peak.mib, device)
     return [
         timings[label, phase] for phase in (GENERATE, DETECT) for label in labels if (label, phase) in timings
@@ -98,7 +98,8 @@ def _generate(host: Host, bound: BoundScheme | None, prompt: str, seed: int, dec
     return made[0].text
 
 
-def _now(host: Host) -> float:
+def now_on(host: Host) -> float:
+    """The time when the host's device has finished its work."""
     if host.device.type == "cuda":
         import torch
 

@@ -63,7 +63,6 @@ _STEALING = (  # field of stealing.jsonl, heading, decimals, whether to shade it
     ("control_perplexity", "control PPL", 2, False),
     ("cosine", "cosine", 3, False),
     ("kept", "words kept", 3, False),
-    ("queries", "questions", 0, False),
 )
 
 _CSV_COLUMNS = (
@@ -345,8 +344,7 @@ def _stealing_table(run: RunResults) -> Table:
     note = (
         "The attacker's texts under the victim's detector: the share with p < 0.01, and the share above the "
         "z that 1% of human texts exceed. Control: the same procedure without the stolen mark. Cosine: "
-        "estimated against true token scores. High shares mean success for a spoof, low ones for a scrub. "
-        "Questions: the median number to the detector per text, by attackers who edit instead of learning."
+        "estimated against true token scores. High shares mean success for a spoof, low ones for a scrub."
     )
     return _without_empty(Table("Stolen marks", columns, rows, (note,), corner="victim and attack"))
 

@@ -26,7 +26,7 @@ from dewmark.workspace import HostInfo, Progress
 
 _TOKENS = 200  # per text that the host writes
 _WORDS = 8  # of a sentence that the host continues
-_BATCH = 128
+BATCH = 128
 
 
 class TrainingTexts(ABC):
@@ -120,8 +120,8 @@ class HostTexts(TrainingTexts):
 
     def take(self, number: int, *, least: int) -> list[str]:
         """``number`` texts; those that are not cached are written now."""
-        wanted = -(-number // _BATCH) * _BATCH  # whole batches, so that texts don't depend on the number
-        file = storage.ResumableRows(self._file, wanted, batch_size=_BATCH)
+        wanted = -(-number // BATCH) * BATCH  # whole batches, so that texts don't depend on the number
+        file = storage.ResumableRows(self._file, wanted, batch_size=BATCH)
         prompts = self._starts
         description = f"{self._host_name} is writing training texts"
         for batch in file.pending():
@@ -133,7 +133,7 @@ class HostTexts(TrainingTexts):
                 else asked,
                 scheme=None,
                 seeds=[self._seed + i for i in batch],
-                batch_size=_BATCH,
+                batch_size=BATCH,
                 decoding=self._decoding,
             )
             file.append(

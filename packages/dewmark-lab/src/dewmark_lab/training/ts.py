@@ -51,7 +51,7 @@ _JUDGED = 4  # batches for the report
 def train(job: TrainingJob) -> Trained:
     """Train both networks for a host."""
     texts = job.texts_for(TEXTS)
-    cached = job.cached("candidates", lambda: _candidates(job, texts))
+    cached = job.cached("candidates", lambda: likely_candidates(job, texts))
     device = torch_device(job.device)
     width = job.info.embeddings().shape[1]
     starts = {
@@ -200,7 +200,7 @@ def _uniforms(shape: torch.Size, source: torch.Generator) -> torch.Tensor:
     return torch.rand(shape, generator=source).clamp_(1e-6, 1.0 - 1e-6)
 
 
-def _candidates(job: TrainingJob, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+def likely_candidates(job: TrainingJob, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The host's `CANDIDATES` most likely tokens at every position of the training texts."""
     tokenized = job.info.tokenizer.encode(texts)
     rows = [text.ids[:LENGTH] for text in tokenized if len(text.ids) >= LENGTH][:TEXTS]

@@ -159,7 +159,7 @@ def text_matrices(
             for pairs, (T, C) in zip(some, rows, strict=True)
         ]
         M = np.stack([T.T @ C for T, C in wide])
-        cuts = _cuts(M, some, limit=limit)
+        cuts = cuts_of(M, some, limit=limit)
         for pairs, (T, C), (t, c), matrix, cut in zip(some, rows, wide, M, cuts, strict=True):
             F = matrix - (cut.left.T * cut.sizes) @ cut.right
             square = float(np.sum(np.square(F)))
@@ -192,7 +192,7 @@ def differences(pairs: Pairs, units: F32) -> F32:
     return np.asarray(T - (units[pairs.expected] + pairs.unforeseen[:, None] * mean))
 
 
-def _cuts(M: F64, texts: Sequence[Pairs], *, limit: float | None) -> list[Cuts]:
+def cuts_of(M: F64, texts: Sequence[Pairs], *, limit: float | None) -> list[Cuts]:
     """What to cut from the matrices M (B, d_T, d_C) of texts.
 
     Texts that search for equally many directions do so together.

@@ -75,10 +75,10 @@ class SequentialDetector:
         self._read = 0  # words, scored or not
         self._scored = 0
         self._sum: F64 | None = None  # of the scored words
-        self._rows: _Rows | None = None
+        self.rows: _Rows | None = None
         self._A = np.zeros(uses.count)
         self._V = 0.0
-        self._most = 0.0  # the largest log E so far
+        self.largest_log_e = 0.0  # the largest log E so far
         self._limit = limit  # of the key test's flattening; None: the process alone decides
         self._p = 1.0
 
@@ -152,24 +152,24 @@ class SequentialDetector:
         for place in range(self._read, known):
             pair = int(pairs.positions[place])
             if pair >= 0:
-                self._score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
-                self._most = max(self._most, self.log_e)
+                self.score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
+                self.largest_log_e = max(self.largest_log_e, self.log_e)
         self._read = known
-        p = max(min(math.exp(-self._most), 1.0), LEAST_P)
+        p = max(min(math.exp(-self.largest_log_e), 1.0), LEAST_P)
         if p <= self.fpr and self._limit is not None:
             (whole,) = text_matrices(reading, limit=self._limit)
             p = max(p, self._uses.find(whole.F).p_value) if whole.square > 0.0 else 1.0
         self._p = min(self._p, p)
         return self.p_value
 
-    def _score(self, unit: F32, context: F32) -> None:
+    def score(self, unit: F32, context: F32) -> None:
         """Add one scored word with its rows t (d_T,) and c (d_C,)."""
         total = np.zeros(len(unit)) if self._sum is None else self._sum
         t = (unit - total / (self._scored + _PRIOR)).astype(np.float32)
         self._sum, self._scored = total + unit, self._scored + 1
-        if self._rows is None:
-            self._rows = _Rows(len(t), len(context), self._uses.count)
-        rows = self._rows
+        if self.rows is None:
+            self.rows = _Rows(len(t), len(context), self._uses.count)
+        rows = self.rows
         variance = float(t.astype(np.float64) @ t) * float(context.astype(np.float64) @ context)
         if (
             variance <= 0.0

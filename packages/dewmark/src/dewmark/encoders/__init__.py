@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_encoder"]
 
-_loaded: dict[tuple[str, str], Encoder] = {}
+loaded: dict[tuple[str, str], Encoder] = {}
 _lock = threading.Lock()
 
 
@@ -31,12 +31,12 @@ def load_encoder(name: str, *, progress: Progress | None = None, device: str = "
     torch device, or ``auto``: CUDA if available, else the CPU.
     """
     with _lock:
-        if (name, device) not in _loaded:
-            _loaded[name, device] = _create(name, progress=progress or silent, device=device)
-        return _loaded[name, device]
+        if (name, device) not in loaded:
+            loaded[name, device] = create(name, progress=progress or silent, device=device)
+        return loaded[name, device]
 
 
-def _create(name: str, *, progress: Progress, device: str) -> Encoder:
+def create(name: str, *, progress: Progress, device: str) -> Encoder:
     encoder: Encoder
     family, colon, argument = name.partition(":")
     if colon and f"{family}:" in ENCODERS:

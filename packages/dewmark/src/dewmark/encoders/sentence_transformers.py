@@ -136,7 +136,7 @@ def from_folder(folder: Path, *, device: str = "auto") -> Encoder:
     """A model in a local folder, identified by the hash of its files."""
     if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
         raise ModelError(f"{folder} is not a model folder: it has neither modules.json nor config.json")
-    prefix = _prefix(folder.name)
+    prefix = prefix_of(folder.name)
     identity = f"folder:{folder_hash(folder)}" + (f":{prefix.strip()}" if prefix else "")
     return SentenceTransformerEncoder(
         str(folder), identity=identity, source=lambda: str(folder), prefix=prefix, device=device
@@ -157,7 +157,7 @@ def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") ->
         identity=f"{name}@{commit[:12]}",
         source=lambda: name,
         revision=commit,
-        prefix=_prefix(name.rsplit("/", 1)[-1]),
+        prefix=prefix_of(name.rsplit("/", 1)[-1]),
         device=device,
     )
     if cached is None:
@@ -167,7 +167,8 @@ def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") ->
     return encoder
 
 
-def _prefix(model: str) -> str:
+def prefix_of(model: str) -> str:
+    """What a model of this name was trained to read before every text."""
     return _E5_PREFIX if _E5.search(model) else ""
 
 

@@ -299,7 +299,7 @@ def _windows(
     (tokenized,) = info.tokenizer.encode([cleaned.text])
     ids, offsets = tokenized.ids[:limit], tokenized.offsets[:limit]
     ends = [end for _, end in offsets]
-    places = _places(cleaned.text, offsets, prompt)
+    places = places_of(cleaned.text, offsets, prompt)
     before = max(size // 3, 1)
     step = max(size - before - 2, 1)  # a start token and one to spare
     windows = []
@@ -320,7 +320,7 @@ def _windows(
     return windows, np.array([start for start, _ in spans], dtype=np.int64)
 
 
-def _places(text: str, offsets: Sequence[tuple[int, int]], prompt: str) -> list[_Place]:
+def places_of(text: str, offsets: Sequence[tuple[int, int]], prompt: str) -> list[_Place]:
     """Where the words of a cleaned text begin."""
     if not offsets:
         return []

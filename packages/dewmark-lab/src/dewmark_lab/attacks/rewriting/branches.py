@@ -38,7 +38,7 @@ from dewmark.hosts.transformers.tokenizer import HFTokenizer
 _PAIRS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 25}  # of tokens, which the mask of packed rows has
 # A row contains its trunk and branches up to this many tokens, or as many again as the trunk has: attention
 # costs the square of it, and every further row reads the trunk once more. Sizes near it cost the same.
-_ROW_TOKENS = 640
+ROW_TOKENS = 640
 _ALIGNED = 8  # widths are multiples of it, as fast attention requires of masks
 _PADDING, _TRUNK = 0, 1  # groups of tokens in a row; each branch is another
 _UNLIMITED = 1 << 30
@@ -155,7 +155,7 @@ def score_branches(
     rows = _pack(trunks, branches, packed)
     for batch in _packed_batches(model, rows, vocab_size):
         chosen = [rows[i] for i in batch]
-        for row, totals in zip(chosen, _packed_sums(model, chosen, fill_id), strict=True):
+        for row, totals in zip(chosen, packed_sums(model, chosen, fill_id), strict=True):
             for i, total in zip(row.branches, totals, strict=True):
                 sums[i] = total
     prompts = [trunks[branches[i].trunk][: branches[i].kept] for i in alone]
@@ -209,14 +209,14 @@ class _PackedRow(NamedTuple):
 
 
 def _pack(trunks: Rows, branches: Sequence[Branch], chosen: Sequence[int]) -> list[_PackedRow]:
-    """The chosen branches of each trunk, from its beginning to its end, in rows of about `_ROW_TOKENS`."""
+    """The chosen branches of each trunk, from its beginning to its end, in rows of about `ROW_TOKENS`."""
     rows: list[_PackedRow] = []
     group: list[int] = []
     size = 0
     for i in sorted(chosen, key=lambda i: (branches[i].trunk, branches[i].kept, i)):
         branch = branches[i]
         size += len(branch.ids)
-        full = branch.kept + size > max(_ROW_TOKENS, 2 * branch.kept)
+        full = branch.kept + size > max(ROW_TOKENS, 2 * branch.kept)
         if group and (full or branches[group[0]].trunk != branch.trunk):
             rows.append(_pack_row(trunks, branches, group))
             group, size = [], len(branch.ids)
@@ -245,7 +245,7 @@ def _pack_row(trunks: Rows, branches: Sequence[Branch], group: list[int]) -> _Pa
 
 
 @torch.no_grad()
-def _packed_sums(model: CausalLM, rows: Sequence[_PackedRow], fill_id: int) -> list[list[float]]:
+def packed_sums(model: CausalLM, rows: Sequence[_PackedRow], fill_id: int) -> list[list[float]]:
     """For each row the sums of its branches' log-probabilities."""
     device = device_of(model)
     width = max(row.width for row in rows)

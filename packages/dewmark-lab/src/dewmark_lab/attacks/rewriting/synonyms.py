@@ -77,15 +77,15 @@ class Synonym(Attack):
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Replace words in each text."""
-        eligible = self._lexicon.has_entry if self.method == "masked" else self._has_synonyms
-        gapped = [_GappedText(text, seed, self.r, eligible) for text, seed in zip(texts, seeds, strict=True)]
+        eligible = self._lexicon.has_entry if self.method == "masked" else self.has_synonyms
+        gapped = [GappedText(text, seed, self.r, eligible) for text, seed in zip(texts, seeds, strict=True)]
         if self.method == "masked":
             self._fill_masked(gapped, progress)
         else:
             self._fill_synonyms(gapped, progress)
         return ["".join(gaps.pieces) for gaps in gapped]
 
-    def _fill_masked(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+    def _fill_masked(self, gapped: Sequence[GappedText], progress: Progress) -> None:
         """Fill the first gap of every text, then the second, and so on: each sees those filled before."""
         steps = max(len(gaps.places) for gaps in gapped)
         for step in range(steps):
@@ -97,16 +97,16 @@ class Synonym(Attack):
                 gaps.put(gaps.places[step], word)
         progress("substituting words", steps, steps)
 
-    def _fill_synonyms(self, gapped: Sequence[_GappedText], progress: Progress) -> None:
+    def _fill_synonyms(self, gapped: Sequence[GappedText], progress: Progress) -> None:
         """Compare each gap's candidates in the original text, many texts at once to keep the device busy."""
         for done in range(0, len(gapped), self.batch_size):
             progress("substituting words", done, len(gapped))
             batch = gapped[done : done + self.batch_size]
             scores = self._likelihoods(
-                [gaps.text for gaps in batch], [gaps.branches(self._candidates) for gaps in batch]
+                [gaps.text for gaps in batch], [gaps.branches(self.candidates) for gaps in batch]
             )
             for gaps, scored in zip(batch, scores, strict=True):
-                gaps.choose(self._candidates, scored)
+                gaps.choose(self.candidates, scored)
         progress("substituting words", len(gapped), len(gapped))
 
     def _likelihoods(
@@ -122,7 +122,8 @@ class Synonym(Attack):
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def _candidates(self, word: str) -> list[str]:
+    def candidates(self, word: str) -> list[str]:
+        """The first synonyms of a word."""
         word = word.lower()
         if word not in self._looked_up:
             self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
@@ -132,8 +133,9 @@ class Synonym(Attack):
     def _looked_up(self) -> dict[str, list[str]]:
         return {}
 
-    def _has_synonyms(self, word: str) -> bool:
-        return len(word) >= _MIN_LETTERS and bool(self._candidates(word))
+    def has_synonyms(self, word: str) -> bool:
+        """Whether a word is long enough and has a synonym."""
+        return len(word) >= _MIN_LETTERS and bool(self.candidates(word))
 
     @functools.cached_property
     def _lexicon(self) -> WordNet:
@@ -161,7 +163,7 @@ class Synonym(Attack):
         return BranchScorer(load_host(self.host, device=self.device, dtype="float32"))
 
 
-class _GappedText:
+class GappedText:
     """A text split into pieces; those at ``places``, listed in filling order, are words to replace."""
 
     def __init__(self, text: str, seed: int, share: float, eligible: Callable[[str], bool]) -> None:

@@ -13,28 +13,23 @@ W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
 With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is known in
-advance (`sample_size`). The attacker reads β off the texts: ‖A‖² exceeds its noise by β² Σ (σ_a τ_b)².
+advance (docs/security.md). The attacker reads β off the texts: ‖A‖² exceeds its noise by β² Σ (σ_a τ_b)².
 
 An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
 t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
 the noise; base text does so only on average.
-
-An attacker who must first find out which texts belong together (`clustering`, `signs`) keeps one matrix of
-each (`Observed`); one who knows that all share a key needs only their sum.
 
 Boundary: from texts to Ŵ; `forging` writes with it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +37,6 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, F64
 from dewmark.dew.bound import BoundWords
 from dewmark.dew.expected import read
-from dewmark.dew.paper.reading import TokenReader
 from dewmark.dew.paper.scheme import BoundDewPaper
 from dewmark.dew.reading import Reader, WordReader
 from dewmark.errors import ConfigError, InputError
@@ -51,12 +45,8 @@ from dewmark.hosts.expectations import HostExpectations
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import IncrementalModel
 
-if TYPE_CHECKING:
-    import torch
-
 _BATCH_SIZE = 50
 _FRESH_PAIRS = 20_000
-_CANDIDATES = 256  # the host's expectation is over this many most likely tokens
 _MIN_TILT = 0.05
 _NO_PAIRS = "no text contains a unit with a context: give longer texts"
 
@@ -125,16 +115,6 @@ class Baseline:
         """The same in the embeddings' own coordinates, (d_T, d_C)."""
         return np.outer(np.square(self.V_T) @ self.sigma, np.square(self.V_C) @ self.tau)
 
-    def leading(self, units: int, contexts: int) -> Baseline:
-        """The same text in its leading coordinates only."""
-        return dataclasses.replace(
-            self,
-            sigma=self.sigma[-units:],
-            V_T=self.V_T[:, -units:],
-            tau=self.tau[-contexts:],
-            V_C=self.V_C[:, -contexts:],
-        )
-
     def rotated(self, cross: F64) -> F64:
         """A matrix (d_T, d_C) in the eigenbases, (a, b)."""
         return np.asarray(self.V_T.T @ cross @ self.V_C)
@@ -170,23 +150,18 @@ def as_dew(victim: BoundScheme) -> Victim:
     return victim
 
 
-def pairs_per_text(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
-    """For each text with pairs, its units (N, d_T) and contexts (N, d_C), without a prompt."""
+def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+    """The units (N, d_T) and contexts (N, d_C) of texts, without a prompt, in blocks of many texts."""
     for start in range(0, len(texts), _BATCH_SIZE):
         some = texts[start : start + _BATCH_SIZE]
         reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
-        rows = reading.context_rows
-        for pairs in reading.texts:
-            if len(pairs.tokens):
-                yield reading.token_rows[pairs.tokens], rows[pairs.windows]
-
-
-def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
-    """The same in blocks of many texts."""
-    found = pairs_per_text(reader, texts)
-    while block := list(itertools.islice(found, _BATCH_SIZE)):
-        T, C = zip(*block, strict=True)
-        yield np.concatenate(T), np.concatenate(C)
+        found = [pairs for pairs in reading.texts if len(pairs.tokens)]
+        if found:
+            T, C = reading.token_rows, reading.context_rows
+            yield (
+                np.concatenate([T[pairs.tokens] for pairs in found]),
+                np.concatenate([C[pairs.windows] for pairs in found]),
+            )
 
 
 def moments_of(reader: Reader, texts: Sequence[str]) -> Moments:
@@ -268,26 +243,17 @@ def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> fl
 
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(host, IncrementalModel):
-        raise ConfigError("expectation=host needs a transformers host: use expectation=base")
-    if isinstance(reader, TokenReader):
-        return sum_moments(_text_residuals(host, reader, texts))
-    assert isinstance(reader, WordReader)
-    return sum_moments(residuals_per_text(host, reader, texts))
+    if not isinstance(host, IncrementalModel) or not isinstance(reader, WordReader):
+        raise ConfigError("expectation=host needs a transformers host and a mark on words: use base")
+    return sum_moments(_residuals_per_text(host, reader, texts))
 
 
-def residuals_per_text(
-    host: Host, reader: WordReader, texts: Sequence[str], prompts: Sequence[str] | None = None
-) -> Iterator[Moments]:
-    """The moments of each text of words, less what the host expected at each position.
-
-    An attacker who asked for the texts knows their ``prompts``.
-    """
+def _residuals_per_text(host: Host, reader: WordReader, texts: Sequence[str]) -> Iterator[Moments]:
+    """The moments of each text of words, less what the host expected at each position."""
     expectations = HostExpectations(host.info, lambda: host)
-    starts = prompts if prompts is not None else [""] * len(texts)
     for start in range(0, len(texts), _BATCH_SIZE):
-        part = slice(start, start + _BATCH_SIZE)
-        reading = read(reader, expectations, reader.tokenize(texts[part]), reader.tokenize(starts[part]))
+        some = texts[start : start + _BATCH_SIZE]
+        reading = read(reader, expectations, reader.tokenize(some), reader.tokenize([""] * len(some)))
         rows = reading.context_rows
         for pairs in reading.texts:
             assert pairs.expected is not None
@@ -296,58 +262,3 @@ def residuals_per_text(
             if len(T):  # as the detector does where a model reads
                 T = T - reading.token_rows[pairs.expected] - pairs.unforeseen[:, None] * T.mean(axis=0)
             yield Moments.of(T, rows[pairs.windows])
-
-
-def _text_residuals(host: IncrementalModel, reader: TokenReader, texts: Sequence[str]) -> Iterator[Moments]:
-    import torch
-
-    table: torch.Tensor | None = None
-    tokenized = [text for text in reader.tokenize(texts) if text.ids]
-    (nothing,) = reader.tokenize([""])
-    all_logits = host.next_logits([""] * len(tokenized), [text.ids for text in tokenized])
-    for text, logits in zip(tokenized, all_logits, strict=True):
-        if table is None:
-            table = torch.from_numpy(np.array(reader.token_rows, dtype=np.float32)).to(logits.device)
-        likely = logits.softmax(dim=-1).topk(min(_CANDIDATES, logits.shape[1]), dim=-1)
-        expected = torch.einsum("lm,lmd->ld", likely.values, table[likely.indices]).cpu().numpy()
-        reading = reader.read([text], [nothing])
-        (pairs,) = reading.texts
-        scored = np.flatnonzero(pairs.positions >= 0)
-        _, first = np.unique(pairs.positions[scored], return_index=True)  # the first occurrence of each pair
-        T = reading.token_rows[pairs.tokens] - expected[scored[first]]
-        yield Moments.of(T, reading.context_rows[pairs.windows])
-
-
-@dataclass(frozen=True)
-class Observed:
-    """N texts: ``matrices`` (N, a, b), Σ t cᵀ less its expectation, in the public eigenbases.
-
-    ``counts`` (N,) are their pairs, ``variances`` (a, b) those of one pair.
-    """
-
-    matrices: F32
-    counts: F64
-    variances: F64
-
-    def __len__(self) -> int:
-        return len(self.matrices)
-
-    @property
-    def flat(self) -> F32:
-        """The matrices as rows (N, a·b)."""
-        return self.matrices.reshape(len(self), -1)
-
-    def estimate(self, weights: F64) -> F64:
-        """The posterior mean of one W (a, b) from texts with weights (N,)."""
-        total = np.tensordot(weights, self.matrices, axes=1)
-        count = float(weights @ self.counts)
-        tilt = fitted_tilt(total, max(count, 1.0), self.variances)
-        return posterior_mean(total, count, self.variances, tilt=tilt)
-
-
-def observe(reader: Reader, texts: Sequence[str], base: Baseline) -> Observed:
-    """Read texts in the coordinates of ``base`` (`Baseline.leading` keeps the memory small)."""
-    moments = [Moments.of(T, C) for T, C in pairs_per_text(reader, texts)]
-    matrices = [base.residual(each).astype(np.float32) for each in moments]
-    counts = np.array([each.count for each in moments], dtype=np.float64)
-    return Observed(np.stack(matrices), counts, base.variances)

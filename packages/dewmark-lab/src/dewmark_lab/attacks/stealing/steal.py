@@ -3,11 +3,8 @@
 The attacker observes texts marked by the victim and can generate unmarked text with the same host. There are
 two ways to learn the mark: ``counts`` (`counting`) knows nothing about the scheme, ``embedding``
 (`regression`) knows that it is DEW and how DEW reads text, everything but the key. If the texts come from the
-members of a ring, ``grouping`` says how the attacker finds out which belong together (`clustering`).
-
-Three methods learn nothing. ``oracle`` and ``verdicts`` ask the victim's detector for p-values or verdicts
-and edit a text until it answers as they wish, ``piggyback`` puts words of its own into genuine texts
-(`oracle`).
+members of a ring, ``grouping`` says whether the attacker learns from all of them or is told which belong
+together, which bounds what any search for them could find.
 
 The mark is then used in one of two modes: ``spoof`` generates new texts that the victim's detector should
 accept, ``scrub`` rewrites marked texts so that it should reject them. The victim's own detector judges the
@@ -21,22 +18,21 @@ the result an upper bound.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any, Literal
 
 import numpy as np
 
 from dewmark import config
-from dewmark.arrays import F32, F64
+from dewmark.arrays import F32
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Progress, silent
-from dewmark_lab.attacks.stealing.clustering import CLUSTERINGS, told
 from dewmark_lab.attacks.stealing.counting import CountRules, count_contexts, learn_boosts
 from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
@@ -47,13 +43,7 @@ from dewmark_lab.attacks.stealing.forging import (
     fixed_length,
     generate_texts,
 )
-from dewmark_lab.attacks.stealing.judging import LEVEL, ForgeryJudge, median_perplexity
-from dewmark_lab.attacks.stealing.oracle import (
-    forge_by_p_values,
-    forge_by_verdicts,
-    replaced,
-    scrub_by_p_values,
-)
+from dewmark_lab.attacks.stealing.judging import ForgeryJudge, median_perplexity
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
     Moments,
@@ -63,7 +53,6 @@ from dewmark_lab.attacks.stealing.regression import (
     estimate,
     head_mask,
     moments_of,
-    observe,
     pairs_of,
     residual_moments,
     spend_on_tail,
@@ -77,18 +66,14 @@ STRENGTHS = {"counts": (4.0, 6.5, 10.0), "embedding": (3.0, 6.0, 12.0)}
 TAIL_SHARES = (None, 0.75)
 """What is tried against a detector that attributes: forgetting about it, or spending most on the tail."""
 
-LEARNERS = ("counts", "embedding")
-"""The methods that learn the mark; the others edit texts."""
-
 _PILOT = 16  # texts per strength in the search
-_RANK = (96, 128)  # leading coordinates in which texts are grouped
 
 
 @dataclass(frozen=True)
 class StealSettings(CountRules):
     """How the mark is learned and used; the inherited fields belong to the method ``counts``."""
 
-    method: Literal["counts", "embedding", "oracle", "verdicts", "piggyback"] = "counts"
+    method: Literal["counts", "embedding"] = "counts"
     mode: Literal["spoof", "scrub"] = "spoof"
     strength: float | None = None
     """The largest change to a logit; 0 is no attack. By default the best of `STRENGTHS`."""
@@ -104,16 +89,10 @@ class StealSettings(CountRules):
     """The mark's strength β that the embedding method assumes, for its ridge; by default from the texts."""
     tail_share: float | None = None
     """Share of the strength spent on the coordinates that decide attribution; by default as learned."""
-    grouping: Literal["pooled", "linked", "spectral", "em", "told"] = "pooled"
-    """How the texts of a ring are sorted by member: not at all, by clustering, or by being told."""
-    members: int = 2
-    """The number of members that clustering assumes."""
+    grouping: Literal["pooled", "told"] = "pooled"
+    """Learn from the texts of all members of a ring, or from those of the member with the most texts."""
     expectation: Literal["base", "host"] = "base"
     """Subtract from each embedding the mean over base texts, or the host's expectation at that position."""
-    queries: int = 2000
-    """The most that the detector is asked about one text."""
-    edits: int = 1
-    """Words per text that piggybacking replaces."""
     seed: int = 0
     batch_size: int = 50
 
@@ -121,19 +100,9 @@ class StealSettings(CountRules):
         for name, value in config.coerced(self).items():
             object.__setattr__(self, name, value)
         super().__post_init__()
-        least_values = (
-            ("texts", 1),
-            ("tokens", 1),
-            ("seed", 0),
-            ("batch_size", 1),
-            ("queries", 1),
-            ("edits", 0),
-        )
-        for name, least in least_values:
+        for name, least in (("texts", 1), ("tokens", 1), ("seed", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.mode == "scrub" and self.method in ("verdicts", "piggyback"):
-            raise ConfigError(f"method {self.method} forges; to scrub, use counts, embedding or oracle")
         if self.observed is not None and self.observed < 1:
             raise ConfigError(f"observed must be at least 1, got {self.observed}")
         if self.strength is not None and self.strength < 0.0:
@@ -144,8 +113,8 @@ class StealSettings(CountRules):
             )
         if self.tail_share is not None and not 0.0 <= self.tail_share <= 1.0:
             raise ConfigError(f"tail_share must lie in [0, 1], got {self.tail_share}")
-        if self.grouping != "pooled" and (self.method != "embedding" or self.expectation == "host"):
-            raise ConfigError(f"grouping={self.grouping} needs method embedding and expectation base")
+        if self.grouping != "pooled" and self.method != "embedding":
+            raise ConfigError(f"grouping={self.grouping} needs method embedding")
 
     @property
     def rules(self) -> CountRules:
@@ -167,8 +136,7 @@ class StealingResult:
     at strength 0, ``genuine_…`` the victim's own texts. ``cosine`` (embedding only) is the correlation of
     estimated and true scores on fresh pairs; ``kept`` (scrub only) is the share of unchanged tokens. The
     ``…attributable`` shares are None if the victim's detector does not attribute texts. ``grouped`` is the
-    number of texts in the group that the mark was learned from, ``queries`` the median number of questions
-    per text to the detector. Without learning, the control is the text before the attacker's edits.
+    number of texts that the mark was learned from.
     """
 
     victim: str
@@ -177,8 +145,7 @@ class StealingResult:
     strength: float
     tail_share: float | None
     observed: int
-    grouped: float
-    queries: float | None
+    grouped: int
     base: int
     written: int
     found: float
@@ -265,17 +232,12 @@ def steal(
         host, settings, list(prompts)[: settings.texts], list(targets)[: settings.texts], resume_dir, progress
     )
     genuine = judge.judge(run.targets or list(marked)[: settings.texts])
-    strength, tail_share, fit, grouped, queries = 0.0, None, None, 0.0, None
-    if settings.method in LEARNERS:
-        progress("learning the mark", 0, 1)
-        learned = _learn(victim, host, marked, base, humans, settings=settings, members=members)
-        progress("learning the mark", 1, 1)
-        strength, tail_share = _search(learned, run, judge, attributes=genuine.attributable is not None)
-        control = run.generate(None)
-        made = run.generate(learned.forger(strength, tail_share)) if strength else control
-        fit, grouped = learned.cosine, learned.grouped
-    else:
-        control, made, queries = _edit(victim, run, marked, base)
+    progress("learning the mark", 0, 1)
+    learned = _learn(victim, host, marked, base, humans, settings=settings, members=members)
+    progress("learning the mark", 1, 1)
+    strength, tail_share = _search(learned, run, judge, attributes=genuine.attributable is not None)
+    control = run.generate(None)
+    made = run.generate(learned.forger(strength, tail_share)) if strength else control
     attacked, unattacked = judge.judge(_texts(made)), judge.judge(_texts(control))
     return StealingResult(
         victim=victim.scheme.name,
@@ -284,8 +246,7 @@ def steal(
         strength=abs(strength),
         tail_share=tail_share,
         observed=len(list(marked)[: settings.observed]),
-        grouped=grouped,
-        queries=queries,
+        grouped=learned.grouped,
         base=len(base),
         written=len(made),
         found=attacked.found,
@@ -300,7 +261,7 @@ def steal(
         human_found=judge.human_found,
         humans=judge.humans,
         threshold=judge.threshold,
-        cosine=fit,
+        cosine=learned.cosine,
         kept=run.kept(made),
         control_kept=run.kept(control),
         attributable=attacked.attributable,
@@ -373,7 +334,7 @@ class _Learned:
 
     forger: Callable[[float, float | None], BoundScheme]
     cosine: float | None
-    grouped: float
+    grouped: int
 
 
 def _learn(
@@ -390,8 +351,7 @@ def _learn(
     if settings.method == "embedding":
         dew = as_dew(victim)
         baseline = Baseline.of(pairs_of(dew.reader, base))
-        odds = _group(dew, seen, baseline, settings, members)
-        chosen = [text for text, share in zip(seen, odds, strict=True) if share > 0.5]
+        chosen = seen if settings.grouping == "pooled" else _largest_group(seen, members)
         W = _estimate(_moments(dew, host, chosen, settings), baseline, settings)
         variances = baseline.own_variances
         head = dew.head() if isinstance(dew, BoundDEW) and dew.attributes else head_mask(variances)
@@ -410,65 +370,13 @@ def _learn(
     return _Learned(lambda strength, _: CountsForger(boosts, info, strength=strength), None, len(seen))
 
 
-def _edit(
-    victim: BoundScheme, run: _GenerationRun, marked: Sequence[str], base: Sequence[str]
-) -> tuple[list[GeneratedText], list[GeneratedText], float | None]:
-    """Texts before and after the edits of an attacker who learns nothing, and the median of its questions."""
-    settings, random = run.settings, Random(run.settings.seed)
-    sources = run.targets or list(marked if settings.method == "piggyback" else base)
-    others = [word for text in base for word in text.split()]
-    before = [text.split() for text in sources[: len(run.prompts)] if text.split()]
-    after: list[str] = []
-    asked: list[int] = []
-    for i, words in enumerate(before):
-        run.progress("editing texts", i, len(before))
-        if settings.method == "piggyback":
-            after.append(" ".join(replaced(words, others, settings.edits, random)))
-            continue
-        if settings.method == "verdicts":
-            found = forge_by_verdicts(
-                lambda text: victim.detect(text).p_value < LEVEL,
-                words,
-                others,
-                most=settings.queries,
-                random=random,
-            )
-        else:
-            attack = forge_by_p_values if settings.mode == "spoof" else scrub_by_p_values
-            found = attack(
-                lambda text: victim.detect(text).p_value,
-                words,
-                others,
-                level=LEVEL,
-                most=settings.queries,
-                random=random,
-            )
-        after.append(found.text)
-        asked.append(found.queries)
-    run.progress("editing texts", len(before), len(before))
-    control = [GeneratedText(t.text, t.ids) for t in run.tokenize([" ".join(words) for words in before])]
-    made = [GeneratedText(t.text, t.ids) for t in run.tokenize(after)]
-    return control, made, float(np.median(asked)) if asked else None
-
-
-def _group(
-    dew: Victim,
-    seen: Sequence[str],
-    baseline: Baseline,
-    settings: StealSettings,
-    members: Sequence[int] | None,
-) -> F64:
-    """The odds (texts,) that each text belongs to the group whose mark is learned."""
-    if settings.grouping == "pooled":
-        return np.ones(len(seen))
-    observed = observe(dew.reader, seen, baseline.leading(*_RANK))
-    if settings.grouping == "told":
-        if members is None:
-            raise InputError('grouping=told needs the "member" of every marked text')
-        found = told(observed, np.asarray(members, dtype=np.int64)[: len(seen)])
-    else:
-        found = CLUSTERINGS[settings.grouping](observed, members=settings.members, seed=settings.seed)
-    return np.asarray(found.odds[:, found.best])
+def _largest_group(seen: Sequence[str], members: Sequence[int] | None) -> list[str]:
+    """The texts of the member that wrote most of them."""
+    if members is None:
+        raise InputError('grouping=told needs the "member" of every marked text')
+    pairs = list(zip(members, seen, strict=False))
+    most = Counter(member for member, _ in pairs).most_common(1)[0][0]
+    return [text for member, text in pairs if member == most]
 
 
 def _search(

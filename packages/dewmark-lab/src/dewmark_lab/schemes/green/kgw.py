@@ -87,19 +87,20 @@ class BoundKGW(GreenBound):
             self.vocabulary_hash,
             self.limit,
             delta=self.scheme.delta,
-            hashing=self._hashing,
+            hashing=self.hashing,
             green_alone=green_alone,
         )
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
         """The part of the windows (N, h) before tokens (N,) that decides the green list, (N, w)."""
-        contexts = self._hashing.contexts(windows)
+        contexts = self.hashing.contexts(windows)
         if self.scheme.hashing != "self":
             return contexts
-        return np.asarray(np.minimum(contexts, self._hashing.ranks[tokens, None]), dtype=np.int64)
+        return np.asarray(np.minimum(contexts, self.hashing.ranks[tokens, None]), dtype=np.int64)
 
     @functools.cached_property
-    def _hashing(self) -> WindowHashing:
+    def hashing(self) -> WindowHashing:
+        """How contexts are hashed, with the keyed ranks of the vocabulary."""
         ranked = self.scheme.hashing in ("min", "self")
         ranks = self.pair_hash.table("ranks", self.host.vocab_size + 1 if ranked else 0)
         return WindowHashing(self.scheme.hashing, ranks)
@@ -108,7 +109,7 @@ class BoundKGW(GreenBound):
     def _green_alone(self) -> NDArray[np.bool_]:
         """Whether each id is green where, in self-hashing, it ranks below its whole context: (vocab,)."""
         ids = np.arange(self.host.vocab_size)
-        return self.pair_scores(self._hashing.ranks[ids, None].astype(np.int64), ids) > 0.0
+        return self.pair_scores(self.hashing.ranks[ids, None].astype(np.int64), ids) > 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -103,7 +103,7 @@ class SimHash:
         bits: int,
         dead_zone: float = 0.0,
     ) -> None:
-        self._contexts = contexts
+        self.contexts = contexts
         self._shape = (hashes, bits)
         seed = hashlib.blake2b(key=secret, person=b"planes", digest_size=32).digest()
         # (dim, k·b): the digits of one code are adjacent
@@ -113,7 +113,7 @@ class SimHash:
 
     def codes(self, windows: I64) -> I64:
         """Windows of ids (N, h) to their codes (N, k)."""
-        vectors = self._contexts.vectors(windows)
+        vectors = self.contexts.vectors(windows)
         projected = vectors @ self._planes
         digits = (projected > 0.0).astype(np.int64)
         if self._dead_zone:

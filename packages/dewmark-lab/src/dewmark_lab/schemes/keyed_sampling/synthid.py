@@ -15,16 +15,14 @@ knock-out tournament: candidates are drawn from the host's final distribution, a
 The tournament is played in closed form (`engine_marks.transformers_synthid.tournament`).
 
 On unmarked text the bits of distinct pairs are fair coins over keys, whatever the text. Tests: ``mean`` (the
-number of ones is binomial, exactly), ``weighted`` (earlier layers count more, with weights 10 to 1; normal
-with the exact variance, and conservative, since the sum has lighter tails than the normal distribution), and,
-once fitted with `fit_bayesian`, ``bayesian`` (`bayesian_detector`).
+number of ones is binomial, exactly) and ``weighted`` (earlier layers count more, with weights 10 to 1; normal
+with the exact variance, and conservative, since the sum has lighter tails than the normal distribution).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -35,14 +33,13 @@ from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
 from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.sampling import Session
-from dewmark.scheme import Needs, State
+from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark_lab.schemes.keyed_sampling.bayesian_detector import BayesianDetector, fit_detector
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _MAX_LAYERS = 32  # the bits of a keyed word
@@ -64,8 +61,6 @@ class SynthID(TokenScheme):
     """Context width: the number of preceding tokens that key the choice."""
     history: int = 1024
     """Number of steps for which a context counts as seen; seen contexts are not marked again."""
-    bayesian: str | None = None
-    """Folder of a fitted Bayesian detector, which adds the test ``bayesian``."""
 
     def validate(self) -> None:
         """Check that all values are in range."""
@@ -79,25 +74,8 @@ class SynthID(TokenScheme):
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
     ) -> BoundSynthID:
-        """Bind SynthID to a secret and a vocabulary, with the fitted detector if there is one."""
-        fitted = None
-        if self.bayesian is not None:
-            fitted = BayesianDetector.load(Path(self.bayesian), depth=self.depth, leaves=self.leaves)
-        return self._with(fitted, secret, host, fingerprint)
-
-    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSynthID:
-        """Rebuild the bound scheme, with its fitted detector, from a stored one."""
-        fitted = None
-        if self.bayesian is not None:
-            fitted = BayesianDetector.from_arrays(state.arrays, depth=self.depth, leaves=self.leaves)
-        return self._with(fitted, stored_secret(state), host, fingerprint)
-
-    def _with(
-        self, fitted: BayesianDetector | None, secret: bytes, host: HostInfo, fingerprint: str
-    ) -> BoundSynthID:
-        if fitted is None:
-            return BoundSynthID(self, host, fingerprint, secret=secret)
-        return BayesianSynthID(self, host, fingerprint, secret=secret, fitted=fitted)
+        """Bind SynthID to a secret and a vocabulary."""
+        return BoundSynthID(self, host, fingerprint, secret=secret)
 
 
 class BoundSynthID(DistortionFreeBound):
@@ -151,62 +129,6 @@ class BoundSynthID(DistortionFreeBound):
         if test == "weighted":
             return z_test(evidence)
         return binomial_test(evidence, share=0.5, trials=self.scheme.depth)
-
-
-class BayesianSynthID(BoundSynthID):
-    """SynthID with a fitted detector. In its test, a pair scores its log-likelihood ratio."""
-
-    tests = ("mean", "weighted", "bayesian")
-
-    def __init__(
-        self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes, fitted: BayesianDetector
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret)
-        self._fitted = fitted
-
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
-        """The pairs, scored as the test needs them."""
-        if test != "bayesian":
-            return super().evidence_for(test, texts, prompts)
-        return [
-            Evidence.independent(
-                self._fitted.log_ratios(self.bits(pairs.contexts, pairs.tokens)),
-                pairs.weights,
-                pairs.positions,
-                variance=self._fitted.null.variance,
-            )
-            for pairs in self.pairs(texts, prompts)
-        ]
-
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``bayesian``: the distribution of the sum of log-likelihood ratios on unmarked text."""
-        if test != "bayesian":
-            return super().statistic(evidence, test=test)
-        return self._fitted.null.test(evidence.total, len(evidence))
-
-    def state(self) -> State:
-        """The secret and the fitted detector. As secret as the key."""
-        secret = super().state()
-        return State(meta=secret.meta, arrays={**secret.arrays, **self._fitted.arrays})
-
-
-def fit_bayesian(
-    bound: BoundSynthID, texts: Sequence[str], *, prompts: Sequence[str | None] | None = None
-) -> BayesianDetector:
-    """Fit a Bayesian detector to marked texts; unmarked texts are not needed, their distribution is known.
-
-    The fit depends on the host, the decoding settings and ``prefix``, not on the key: fit with one key,
-    detect with any.
-    """
-    tokenizer = bound.host.tokenizer
-    starts = tokenizer.encode([prompt or "" for prompt in prompts or [""] * len(texts)])
-    found = bound.pairs(tokenizer.encode(list(texts)), starts)
-    # texts that share contexts share bits: each pair is one observation
-    rows = np.concatenate([np.column_stack((pairs.contexts, pairs.tokens)) for pairs in found])
-    distinct = np.unique(rows, axis=0)
-    return fit_detector(bound.bits(distinct[:, :-1], distinct[:, -1]), leaves=bound.scheme.leaves)
 
 
 class TournamentSession(ReweightingSession):

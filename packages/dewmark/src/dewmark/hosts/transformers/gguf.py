@@ -45,9 +45,9 @@ def convert_gguf(
                 dtype=torch.bfloat16,
                 quantization_config=GgufConfig(dequantize=True),
             )
-            _flag_controls(tokenizer)
+            flag_controls(tokenizer)
             _split_digits(tokenizer, gguf)
-            _drop_padding(tokenizer)
+            drop_padding(tokenizer)
             model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
             tokenizer.save_pretrained(str(folder))
             model.save_pretrained(str(folder))
@@ -65,7 +65,7 @@ def convert_gguf(
     progress(description, 1, 1)
 
 
-def _flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
+def flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
     """Mark the control tokens among a tokenizer's added tokens as special."""
     from transformers import AddedToken
 
@@ -92,7 +92,7 @@ def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
 
 
-def _drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+def drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
     """Drop the names, such as ``[PAD151665]``, that llama.cpp gives to ids beyond the tokenizer's.
 
     They are rows of the embedding matrix that no text uses; as tokens they could be written.

@@ -78,7 +78,7 @@ class TransformersHost(Host):
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._writable = torch.tensor(self._info.markable)
         self._fitting = sys.maxsize  # how many texts at once the memory is known to allow
-        self._needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
+        self.needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
 
     @functools.cached_property
     def model(self) -> CausalLM:
@@ -129,7 +129,7 @@ class TransformersHost(Host):
 
     def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """The ids of each prompt, with what the model needs before them."""
-        return self.tokenizer.encode_prompts(prompts, needs_bos=self._needs_bos)
+        return self.tokenizer.encode_prompts(prompts, needs_bos=self.needs_bos)
 
     def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
         """Raise `InputError` for prompts that exceed the context or contain ids without an embedding."""

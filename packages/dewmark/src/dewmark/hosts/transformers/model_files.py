@@ -30,11 +30,11 @@ __all__ = ["ModelSource", "load_error", "resolve"]
 _MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
 _FORMAT = 3
-_SMALL_FILE = 1 << 24  # bytes; files below are hashed at every start
+SMALL_FILE = 1 << 24  # bytes; files below are hashed at every start
 _HUB_TIMEOUT = 10.0  # seconds
 
 # (folder, its manifest's modification time) of converted models whose weights this process has hashed
-_verified: set[tuple[Path, int]] = set()
+verified: set[tuple[Path, int]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +215,13 @@ def _check_converted(folder: Path, *, weights: bool) -> str | None:
         for file, expected in files.items():
             if (folder / file).stat().st_size != expected["size"]:
                 return None
-            hashed = expected["size"] < _SMALL_FILE or (weights and key not in _verified)
+            hashed = expected["size"] < SMALL_FILE or (weights and key not in verified)
             if hashed and sha256_file(folder / file) != expected["sha256"]:
                 return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if weights:
-        _verified.add(key)
+        verified.add(key)
     return gguf_sha256
 
 
