@@ -118,7 +118,7 @@ clean: ## delete the environment, caches and build outputs (fetched models stay)
 	find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .run is the library, .dev adds the tools and the optional parts, .serve what drives the service,
-# .ray adds Ray, .attacks what attacks use. All are made again when the dependencies change.
+# .ray adds Ray, .attacks WordNet. All are made again when the dependencies change.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dewmark needs Python 3.11 or newer; try: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -143,8 +143,7 @@ $(VENV)/.ray: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.attacks: $(VENV)/.run
-	@echo "Installing what attacks use: a translator and WordNet ..."
-	$(PIP) install -q -c constraints.txt -e 'packages/dewmark-lab[translation]'
+	@echo "Installing what attacks use: WordNet ..."
 	@test -d /usr/share/wordnet || { apt-get update -qq && apt-get install -y -qq wordnet-base; } || \
 		{ echo "attacks need wordnet-base: install it and run make again" >&2; exit 2; }
 	@touch $@

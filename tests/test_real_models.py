@@ -72,6 +72,14 @@ REFERENCES = {
         ("Le vieux pont a été fermé en mars.", "The old bridge was closed in March."),
         ("Ma sœur travaille dans un hôpital.", "My sister works in a hospital."),
     ],
+    ("en", "pt"): [
+        ("The old bridge was closed in March.", "A velha ponte foi fechada em março."),
+        ("My sister works in a hospital.", "Minha irmã trabalha em um hospital."),
+    ],
+    ("pt", "en"): [
+        ("A velha ponte foi fechada em março.", "The old bridge was closed in March."),
+        ("Minha irmã trabalha em um hospital.", "My sister works in a hospital."),
+    ],
     ("zh", "en"): [
         ("这座旧桥在三月关闭了。", "The old bridge was closed in March."),
         ("我的姐姐在医院工作。", "My sister works in a hospital."),
@@ -83,14 +91,15 @@ REFERENCES = {
 def test_every_direction_translates_reference_sentences(direction: tuple[str, str]) -> None:
     from dewmark.text.words import words
     from dewmark.workspace import silent
-    from dewmark_lab.attacks.translation.machine_translation import NEURAL, NeuralEngine
+    from dewmark_lab.attacks.translation.machine_translation import NEURAL, open_engine
 
     assert set(REFERENCES) == set(NEURAL)
-    pytest.importorskip("sentencepiece")
+    if direction != ("en", "pt") and direction != ("pt", "en"):
+        pytest.importorskip("sentencepiece")
     if direction == ("zh", "en"):
         pytest.importorskip("ctranslate2")
     sources, references = zip(*REFERENCES[direction], strict=True)
-    made = NeuralEngine(*direction).translate(list(sources), task="", progress=silent)
+    made = open_engine("neural", *direction).translate(list(sources), task="", progress=silent)
     for translation, reference in zip(made, references, strict=True):
         found, wanted = ({word.form for word in words(text)} for text in (translation, reference))
         assert len(found & wanted) >= 0.6 * len(wanted), translation

@@ -45,7 +45,7 @@ def test_list(run, calls):
 def test_pull(run, calls):
     assert run("models", "pull", "smollm2-135m").out == "smollm2-135m is ready\n"
     assert json.loads(run("models", "pull", "use-m3", "--json").out)["role"] == "encoder"
-    assert json.loads(run("models", "pull", "argos-zh", "--json").out)["role"] == "translator"
+    assert json.loads(run("models", "pull", "bergamot-pt", "--json").out)["role"] == "translator"
     assert run("models", "pull", "owner/model", "--role", "host").code == 0
     assert run("models", "pull", "owner/other", "--role", "encoder").code == 0
     assert calls == [
@@ -54,7 +54,7 @@ def test_pull(run, calls):
         ("fetch", "use-m3"),
         ("encoder", "use-m3"),
         ("encode", "use-m3"),
-        ("fetch", "argos-zh"),
+        ("fetch", "bergamot-pt"),
         ("host", "owner/model"),
         ("encoder", "owner/other"),
         ("encode", "owner/other"),

@@ -275,6 +275,7 @@ def test_the_table_is_consistent() -> None:
         "minilm",
         "all-mpnet",
         "e5-small",
+        "bergamot-pt",
         "argos-zh",
         "opus-mt-fr",
     }

@@ -96,7 +96,7 @@ def detect(
         bool,
         typer.Option(
             "--translate-back",
-            help="Also score Chinese and French texts in English; p-values pay for both.",
+            help="Also score Chinese, French and Portuguese texts in English; p-values pay for both.",
             rich_help_panel=options.TEST,
         ),
     ] = False,

@@ -1,8 +1,8 @@
 """The attacks ``translate`` and ``round-trip`` by machine translation.
 
-The translators are `NEURAL`'s models, downloaded on first use like other packaged models: OPUS-MT
-(English↔French, `opus`) or, for translating back only, Argos (Chinese→English, `argos`). For translation by a
-chat model see `dewmark_lab.attacks.rewriting.chat_model`.
+The translators are `NEURAL`'s models, downloaded on first use like other packaged models: Bergamot's small
+one (English↔Portuguese, `bergamot`), OPUS-MT (English↔French, `opus`) or, for translating back only, Argos
+(Chinese→English, `argos`). For translation by a chat model see `dewmark_lab.attacks.rewriting.chat_model`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ class NeuralTranslator(Protocol):
         """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
 
 
+def _open_bergamot(models: Path, device: str, *, direction: str) -> NeuralTranslator:
+    from dewmark.models.devices import torch_device
+    from dewmark_lab.attacks.translation.bergamot import TextTranslator
+
+    found = sorted(models.glob(f"{direction}-*"))
+    if len(found) != 1:
+        raise ModelError(f"{models} has no single {direction}: delete it to download it again")
+    return TextTranslator(found[0], device=torch_device(device))
+
+
 def _open_opus(models: Path, device: str, *, direction: str) -> NeuralTranslator:
     from dewmark.models.devices import torch_device
     from dewmark_lab.attacks.translation.opus import OpusTranslator
@@ -44,6 +54,8 @@ def _open_argos(models: Path, device: str) -> NeuralTranslator:
 
 
 NEURAL: dict[tuple[str, str], tuple[str, Callable[[Path, str], NeuralTranslator]]] = {
+    ("en", "pt"): ("bergamot-pt", functools.partial(_open_bergamot, direction="enpt")),
+    ("pt", "en"): ("bergamot-pt", functools.partial(_open_bergamot, direction="pten")),
     ("en", "fr"): ("opus-mt-fr", functools.partial(_open_opus, direction="en_fr")),
     ("fr", "en"): ("opus-mt-fr", functools.partial(_open_opus, direction="fr_en")),
     ("zh", "en"): ("argos-zh", _open_argos),
@@ -100,7 +112,7 @@ class _MachineTranslation(Attack):
     at_once: ClassVar[int] = 320
 
     engine: Literal["neural"] = "neural"
-    target: str = "fr"
+    target: str = "pt"
     device: str = run_option("auto")
 
     def validate(self) -> None:
@@ -178,6 +190,36 @@ class RoundTrip(_MachineTranslation):
     @functools.cached_property
     def _both(self) -> tuple[NeuralEngine, NeuralEngine]:
         return self._open("en", self.target), self._open(self.target, "en")
+
+
+@dataclass(frozen=True)
+class TranslateFrench(Translate):
+    """Translates English text into French."""
+
+    name: ClassVar[str] = "translate-fr"
+    summary: ClassVar[str] = "translates into French, by OPUS-MT"
+
+    target: str = "fr"
+
+    @property
+    def label(self) -> str:
+        """The name, which says it all."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class RoundTripFrench(RoundTrip):
+    """Translates English text into French and back."""
+
+    name: ClassVar[str] = "round-trip-fr"
+    summary: ClassVar[str] = "translates into French and back, by OPUS-MT"
+
+    target: str = "fr"
+
+    @property
+    def label(self) -> str:
+        """The name, which says it all."""
+        return self.name
 
 
 @functools.cache

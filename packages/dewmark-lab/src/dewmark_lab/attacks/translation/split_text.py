@@ -35,6 +35,18 @@ def translate_texts(
     return [_replace(text, own, made) for text, own in zip(texts, spans, strict=True)]
 
 
+def batches_of(order: Sequence[int], sizes: Sequence[int], *, room: int) -> Iterator[list[int]]:
+    """Consecutive items whose number times the last, largest size stays within ``room``."""
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * sizes[i] > room:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
 def _spans(text: str, too_long: Callable[[str], bool]) -> Iterator[Span]:
     """The spans of a text's sentences; long sentences are split."""
     for line in _LINE.finditer(text):
