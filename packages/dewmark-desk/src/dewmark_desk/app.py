@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from dewmark.version import __version__
 from dewmark_desk.http_errors import add_handlers
 from dewmark_desk.middleware import AccessMiddleware
-from dewmark_desk.routes import audits, detect, follow, jobs, openai, operation, pages, reports
+from dewmark_desk.routes import audits, detect, follow, jobs, openai, operation, pages, reports, rewrite
 from dewmark_desk.service import Service
 
 _ABOUT = (
@@ -43,6 +43,8 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(module.router)
     if service.generator is not None:
         app.include_router(openai.router)
+    if rewrite.installed():
+        app.include_router(rewrite.router)
     add_handlers(app)
     app.add_middleware(AccessMiddleware, service=service)
     return app

@@ -159,7 +159,7 @@ class CausalReading:
         return found
 
     def _known(self, piece: _Piece, branch: _Branch) -> list[float]:
-        """Log-probabilities of the ids of a branch that is the text itself, which has been read; else none."""
+        """Log-probabilities of the ids of a branch, if it is the text itself; else none."""
         end = branch.kept + len(branch.ids)
         if end > piece.end or self._ids[branch.kept : end] != branch.ids:
             return []

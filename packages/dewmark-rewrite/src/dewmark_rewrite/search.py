@@ -42,8 +42,8 @@ class Step:
 class Limits:
     """When a search ends: ``words`` changed, or ``enough`` (text, z) says so.
 
-    ``price`` is what a nat of a language model's loss costs in z. ``read`` leaves out changes that read badly,
-    and ``allowed`` decides on each change, given those before it.
+    ``price`` is what a nat of a language model's loss costs in z. ``read`` leaves out changes that read
+    badly, and ``allowed`` decides on each change, given those before it.
     """
 
     words: float
