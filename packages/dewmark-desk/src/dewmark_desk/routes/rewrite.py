@@ -8,7 +8,6 @@ one long turn of the slow pool.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
@@ -25,9 +24,7 @@ from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.schemas import TenantId
 
 router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
-rewriters: Registry[Any] = Registry(
-    "way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite"
-)
+rewriters = Registry("way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite")
 
 _MOST = 4_000  # characters of a text: some 600 words
 _SECONDS = 0.025  # of work for a character
