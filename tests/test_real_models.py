@@ -91,7 +91,7 @@ REFERENCES = {
 def test_every_direction_translates_reference_sentences(direction: tuple[str, str]) -> None:
     from dewmark.text.words import words
     from dewmark.workspace import silent
-    from dewmark_lab.attacks.translation.machine_translation import NEURAL, open_engine
+    from dewmark_lab.attacks.translation.machine_translation import NEURAL, NeuralEngine
 
     assert set(REFERENCES) == set(NEURAL)
     if direction != ("en", "pt") and direction != ("pt", "en"):
@@ -99,7 +99,7 @@ def test_every_direction_translates_reference_sentences(direction: tuple[str, st
     if direction == ("zh", "en"):
         pytest.importorskip("ctranslate2")
     sources, references = zip(*REFERENCES[direction], strict=True)
-    made = open_engine("neural", *direction).translate(list(sources), task="", progress=silent)
+    made = NeuralEngine(*direction).translate(list(sources), task="", progress=silent)
     for translation, reference in zip(made, references, strict=True):
         found, wanted = ({word.form for word in words(text)} for text in (translation, reference))
         assert len(found & wanted) >= 0.6 * len(wanted), translation

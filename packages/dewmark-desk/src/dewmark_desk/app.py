@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from dewmark.version import __version__
 from dewmark_desk.http_errors import add_handlers
 from dewmark_desk.middleware import AccessMiddleware
-from dewmark_desk.routes import audits, detect, jobs, operation, pages, reports
+from dewmark_desk.routes import audits, detect, jobs, operation, pages, reports, rewrite
 from dewmark_desk.service import Service
 
 _ABOUT = (
@@ -45,6 +45,8 @@ def create_app(service: Service) -> FastAPI:
         from dewmark_desk.routes import openai  # needs torch
 
         app.include_router(openai.router)
+    if rewrite.installed():
+        app.include_router(rewrite.router)
     add_handlers(app)
     app.add_middleware(AccessMiddleware, service=service)
     return app

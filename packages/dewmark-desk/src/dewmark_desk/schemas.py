@@ -459,4 +459,5 @@ class Whoami(BaseModel):
     signs: bool
     public_page: str | None = Field(description="The page of the public detector, which sees no text.")
     generate: dict[str, list[str]] | None
+    rewrites: bool = Field(description="Whether the caller may have texts rewritten.")
     version: str

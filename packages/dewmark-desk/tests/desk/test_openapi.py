@@ -35,6 +35,7 @@ OPERATIONS = [
     ("/v1/whoami", "GET"),
     ("/v1/example", "GET"),
     ("/v1/extract", "POST"),
+    ("/v1/rewrite", "POST"),
     ("/v1/detect", "POST"),
     ("/v1/locate", "POST"),
     ("/v1/audit", "POST"),

@@ -49,8 +49,9 @@ def test_strings_are_used_and_exist():
     assert not {key for key in unused if not key.startswith(prefixes)}
 
 
-def test_no_text_is_written_into_the_page_itself():
-    body = SOURCES["index.html"].partition("<body>")[2]
+@pytest.mark.parametrize("page", ["index.html", "rewrite.html"])
+def test_no_text_is_written_into_the_page_itself(page):
+    body = SOURCES[page].partition("<body>")[2]
     body = re.sub(r"<noscript>.*?</noscript>", "", body, flags=re.DOTALL)
     said = {text.strip() for text in re.findall(r">([^<]+)<", body)} - {""}
-    assert said == {"dewmark", "desk", "abc", "·"}
+    assert said <= {"dewmark", "desk", "abc", "·"}

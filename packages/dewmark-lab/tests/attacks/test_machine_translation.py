@@ -120,7 +120,7 @@ class TestReferenceSentences:
         pytest.importorskip("sentencepiece")
         there = load_attack("translate-fr", device="cpu").apply(list(self.FRENCH), seeds=[0] * 4)
         assert _likeness(there, self.FRENCH.values()) > 0.85
-        back = machine_translation.open_engine("neural", "fr", "en", device="cpu").translate(
+        back = machine_translation.NeuralEngine("fr", "en", device="cpu").translate(
             list(self.FRENCH.values()), task="", progress=lambda *_: None
         )
         assert _likeness(back, self.FRENCH) > 0.85
@@ -136,7 +136,7 @@ class TestReferenceSentences:
             "这本书在桌子上。": "The book is on the table.",
             "我们明天去海滩。": "We're going to the beach tomorrow.",
         }
-        engine = machine_translation.open_engine("neural", "zh", "en", device="cpu")
+        engine = machine_translation.NeuralEngine("zh", "en", device="cpu")
         made = engine.translate(list(expected), task="", progress=lambda *_: None)
         assert _likeness(made, expected.values()) > 0.8
 

@@ -150,10 +150,21 @@ class CausalReading:
         found: list[tuple[float, float]] = [(0.0, 0.0)] * len(branches)
         for piece in self._pieces:
             inside = [i for i, branch in enumerate(branches) if self._piece_of(branch) is piece]
-            for group in _groups(branches, inside):
+            known = {i: logs for i in inside if (logs := self._known(piece, branches[i]))}
+            for group in _groups(branches, [i for i in inside if i not in known]):
                 some = [branches[i] for i in group]
-                for i, logs in zip(group, self._packed(piece, some), strict=True):
-                    found[i] = sum(logs[: branches[i].own]), sum(logs[branches[i].own :])
+                known.update(zip(group, self._packed(piece, some), strict=True))
+            for i, logs in known.items():
+                found[i] = sum(logs[: branches[i].own]), sum(logs[branches[i].own :])
+        return found
+
+    def _known(self, piece: _Piece, branch: _Branch) -> list[float]:
+        """Log-probabilities of the ids of a branch, if it is the text itself; else none."""
+        end = branch.kept + len(branch.ids)
+        if end > piece.end or self._ids[branch.kept : end] != branch.ids:
+            return []
+        places = range(branch.kept + piece.shift - 1, end + piece.shift - 1)
+        found: list[float] = piece.logs[places, branch.ids].tolist()
         return found
 
     def _packed(self, piece: _Piece, branches: Sequence[_Branch]) -> list[list[float]]:

@@ -26,7 +26,7 @@ from dewmark_rewrite.fluency import CausalJudge, Judge, Reading
 from dewmark_rewrite.meaning import MeaningCheck
 from dewmark_rewrite.paraphrase import Writer, drafts, endpoint_writer, local_writer
 from dewmark_rewrite.protection import protected_spans
-from dewmark_rewrite.search import Limits, Step, gains, pruned, search, size
+from dewmark_rewrite.search import Limits, Read, Step, pruned, search, size
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 ENGINES = ("substitution", "edit", "paraphrase")
 _MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 9.0, 1.5, 9.0  # nats of loss from which a change reads badly
 _LEAST_OPENING = -9.0  # log-probability of a change's first token
-_LEAST_WORTH = 0.04  # of z, alone: what adds less is not read
 _MOST_ALIKE = 2  # changes of a text that bring the same words
 _PRICE = {"substitution": 0.005, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
@@ -178,13 +177,15 @@ class Rewriter:
         if options.engine != "paraphrase":
             check_english(text)
         before = self.mark.detect(text)
+        candidates, read = self.candidates(document)
         limits = Limits(
             words=math.floor(options.share * number),
             enough=self._enough,
             price=_PRICE[options.engine],
+            read=read,
             allowed=functools.partial(self._allowed, text, review),
         )
-        steps = search(text, self.candidates(document), self._score, limits)
+        steps = search(text, candidates, self._score, limits)
         if options.engine == "edit":
             steps = pruned(text, steps, self._score, limits)
         changes = [step.change for step in steps]
@@ -201,8 +202,8 @@ class Rewriter:
             data=document.with_changes(changes),
         )
 
-    def candidates(self, document: Document) -> list[Candidate]:
-        """All changes that the engine offers and that read well."""
+    def candidates(self, document: Document) -> tuple[list[Candidate], Read]:
+        """All changes that the engine offers, and what chooses those that read well."""
         text, options = document.text, self.options
         numbers = options.engine != "paraphrase"
         protected = [*protected_spans(text, terms=options.keep, numbers=numbers), *document.fixed]
@@ -215,17 +216,14 @@ class Rewriter:
                 protected=protected,
                 progress=self._progress,
             )
-            return list(found)
+            return list(found), list
         listed = Thesaurus.load(options.synonyms).candidates(text, protected=protected)
         if self._judge is None:
-            return listed
+            return listed, list
         reading = self._judge.read(text)
-        likely = [
-            each for each, log in zip(listed, reading.openings(listed), strict=True) if log >= _LEAST_OPENING
-        ]
-        worth = gains(text, [], likely, self._score, *self._score([text]))
-        useful = [each for each, gain in zip(likely, worth, strict=True) if gain >= _LEAST_WORTH]
-        return readable(useful, reading)
+        first = zip(listed, reading.openings(listed), strict=True)
+        likely = [each for each, log in first if log >= _LEAST_OPENING]
+        return likely, functools.partial(readable, reading=reading)
 
     def _score(self, texts: Sequence[str]) -> list[float]:
         return [found.z for found in self._bound.detect_batch(texts)]

@@ -1,16 +1,19 @@
 """Which changes to make: the fewest and best-reading ones that give a text its mark.
 
 The score of a text is the detector's own z, so a change is worth exactly what it adds to z: the word itself,
-and the contexts of the words after it. Changes are taken one by one, the most valuable first. What a change
-adds depends on its neighbours, so after each one the best of the others are scored again. Words are what is
-spent: a change of two must bring twice as much as a change of one.
+and the contexts of the words after it. Changes are taken one by one, the most valuable first. Words are what
+is spent: a change of two must bring twice as much as a change of one.
+
+What a change adds depends on its neighbours, so those near the last change are scored again before one of
+them is taken. A language model's reading takes longest: only changes that would be taken are read.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dewmark.text.words import words
 from dewmark_rewrite.thesaurus import Candidate, apply
@@ -18,9 +21,13 @@ from dewmark_rewrite.thesaurus import Candidate, apply
 Score = Callable[[Sequence[str]], list[float]]
 """z of texts under the key that marks."""
 
+Read = Callable[[Sequence[Candidate]], list[Candidate]]
+"""Those of some changes that read well, with their costs."""
+
 _LEAST_GAIN = 0.02  # of z; less is not worth a changed word
-_SCORED_AGAIN = 8  # the best candidates of the last round
-_NEAR = 60  # characters around the last change within which all are scored again
+_FIRST = 6  # changes whose score must be new before the best of them is taken
+_READ_AT_ONCE = 16
+_NEAR = 60  # characters around the last change within which scores are old
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,14 @@ class Step:
 class Limits:
     """When a search ends: ``words`` changed, or ``enough`` (text, z) says so.
 
-    ``price`` is what a nat of a language model's loss costs in z. ``allowed`` decides on each change, given
-    those before it.
+    ``price`` is what a nat of a language model's loss costs in z. ``read`` leaves out changes that read
+    badly, and ``allowed`` decides on each change, given those before it.
     """
 
     words: float
     enough: Callable[[str, float], bool]
     price: float = 0.0
+    read: Read = list
     allowed: Callable[[Candidate, Sequence[Candidate]], bool] = lambda change, before: True
 
     def worth(self, change: Candidate, gain: float) -> float:
@@ -49,6 +57,7 @@ class Limits:
         return (gain - self.price * max(change.cost, 0.0)) / size(change)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def size(change: Candidate) -> int:
     """How many words a change changes."""
     old, new = ([word.form for word in words(part)] for part in (change.old, change.new))
@@ -62,25 +71,39 @@ def search(text: str, candidates: Sequence[Candidate], score: Score, limits: Lim
     """The changes to make, in the order in which they were chosen."""
     (z,) = score([text])
     left = dict(zip(candidates, gains(text, [], candidates, score, z), strict=True))
+    exact = set(left)  # scored since a neighbour changed
+    readable: set[Candidate] = set()
     steps: list[Step] = []
-    spent, last = 0, -(1 << 30)
+    spent = 0
     while left and not limits.enough(apply(text, _changes(steps)), z):
         before = _changes(steps)
         open_ = [each for each in left if spent + size(each) <= limits.words]
         ranked = sorted(open_, key=lambda each: limits.worth(each, left[each]), reverse=True)
-        near = [each for each in open_ if abs(each.start - last) <= _NEAR]
-        again = list(dict.fromkeys((*ranked[:_SCORED_AGAIN], *near)))
-        left.update(zip(again, gains(text, before, again, score, z), strict=True))
-        best = max(again, key=lambda each: limits.worth(each, left[each]), default=None)
-        if best is None or limits.worth(best, left[best]) < _LEAST_GAIN:
+        if again := [each for each in ranked[:_FIRST] if each not in exact]:
+            left.update(zip(again, gains(text, before, again, score, z), strict=True))
+            exact.update(again)
+            continue
+        if not ranked or limits.worth(ranked[0], left[ranked[0]]) < _LEAST_GAIN:
             break
+        best = ranked[0]
+        if best not in readable:
+            some = [each for each in ranked[: 4 * _READ_AT_ONCE] if each not in readable][:_READ_AT_ONCE]
+            found = {replace(each, cost=0.0): each for each in limits.read(some)}
+            for each in some:
+                gain = left.pop(each)
+                if (read := found.get(each)) is not None:
+                    left[read] = gain
+                    readable.add(read)
+                    exact.update([read] if each in exact else [])
+            continue
         if not limits.allowed(best, before):
             del left[best]
             continue
-        z += left[best]
+        (z,) = score([apply(text, [*before, best])])
         steps.append(Step(best, z))
-        spent, last = spent + size(best), best.start
+        spent += size(best)
         left = {each: gain for each, gain in left.items() if not each.span.overlaps(best.span)}
+        exact = {each for each in exact if abs(each.start - best.start) > _NEAR}
     return steps
 
 

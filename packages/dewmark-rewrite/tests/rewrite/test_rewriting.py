@@ -214,13 +214,14 @@ def test_a_judge_s_limits():
     assert [(each.new, each.cost) for each in readable(candidates, stern)] == [("d", 1.5)]
 
 
-def test_only_likely_and_useful_changes_are_read_in_full(detector):
-    listed = Rewriter(detector, plain()).candidates(Document(TEXT))
+def test_only_likely_changes_that_would_be_taken_are_read(detector):
+    listed, _ = Rewriter(detector, plain()).candidates(Document(TEXT))
     unlikely = {each.new: -20.0 for each in listed[::2]}
     judge = Stern(openings=unlikely)
-    Rewriter(detector, replace(plain(), judge=judge)).candidates(Document(TEXT))
+    made = Rewriter(detector, replace(plain(budget=0.03), judge=judge)).rewrite(TEXT)
+    assert {step.change for step in made.steps} <= set(judge.judged)
+    assert len(judge.judged) == 16 < len(listed) / 2
     z = detector.scheme.detect(TEXT).z
-    assert 0 < len(judge.judged) < len(listed) / 2
     for each in judge.judged:
         assert each.new not in unlikely
         assert detector.scheme.detect(apply(TEXT, [each])).z > z

@@ -22,6 +22,7 @@ from dewmark_desk.routes.dependencies import (
     require,
     token,
 )
+from dewmark_desk.routes.rewrite import installed
 from dewmark_desk.schemas import ExampleResponse, Whoami
 from dewmark_desk.settings import DEMONSTRATION
 from dewmark_desk.tenants import Tenant
@@ -115,6 +116,7 @@ async def whoami(service: ServiceOf, caller: CallerOf) -> JSONResponse:
             "signs": service.signer is not None,
             "public_page": settings.public_page,
             "generate": None if service.generator is None else {"models": [service.generator.name]},
+            "rewrites": installed() and Scope.GENERATE in known_caller.scopes,
             "version": __version__,
         }
     )

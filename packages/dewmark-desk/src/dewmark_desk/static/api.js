@@ -48,6 +48,9 @@ export const signedReport = (text, { prompt, tenant, fpr, name, page = true }) =
 /** The documents of signed reports as one signed table: {table, document}. */
 export const signedTable = (documents) => call("POST", "/v1/reports/table", { body: { documents } });
 
+/** Changes that would mark a text: {tenant, changes}. */
+export const rewrite = (text, tenant) => call("POST", "/v1/rewrite", { body: { text, tenant: tenant || null } });
+
 /** Texts to try: {marked, unmarked}. */
 export const example = (signal) => call("GET", "/v1/example", { signal });
 

@@ -85,6 +85,7 @@ async function connect() {
   if (LEVELS.includes(String(known.defaults.fpr))) standard = String(known.defaults.fpr);
   $("access").hidden = known.open;
   $("about").textContent = `dewmark ${known.version}`;
+  $("rewrites").hidden = !known.rewrites;
   $("public").hidden = !known.public_page;
   if (known.public_page) $("public").querySelector("a").href = known.public_page;
   service = known;
