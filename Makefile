@@ -13,7 +13,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
-	test-engines test-llamacpp test-sglang test-vllm \
+	test-engines test-llamacpp test-sglang test-vllm test-vllm-next \
 	desk-pictures images image outputs wheels golden golden-models lint docs format clean
 
 help: ## show this list
@@ -61,6 +61,10 @@ test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent req
 	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
+test-vllm-next: .venv-vllm/next/.ready ## our processor and the proposed registry on the classes of vLLM's newest release
+	PYTHONPATH=.venv-vllm/next .venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
+	cd .venv-vllm/next && PYTHONPATH=. ../bin/python -m pytest -q -c /dev/null --rootdir . --confcutdir . tests/watermarking
+
 images: ## pull the base images and pin them by their digests in .env (docker or podman)
 	@for each in PYTHON_IMAGE=docker.io/library/python:3.11-slim POSTGRES_IMAGE=docker.io/library/postgres:17; do \
 		$(ENGINE) pull -q $${each#*=} >&2 && \
@@ -90,7 +94,7 @@ test-sglang: .venv-sglang/.ready ## marks inside SGLang: its own requests and th
 	.venv-sglang/bin/python -m pytest -q packages/dewmark/tests/hosts/test_sglang.py
 
 test-engines: ## every engine that this machine runs, and the versions that ran
-	$(MAKE) test-vllm test-sglang test-llamacpp
+	$(MAKE) test-vllm test-vllm-next test-sglang test-llamacpp
 	@for each in vllm sglang llamacpp; do .venv-$$each/bin/python -m pip --disable-pip-version-check list 2>/dev/null \
 		| grep -iE '^(vllm|sglang|llama.cpp.python|torch|transformers)[ -]' | sed "s/^/$$each: /"; done
 
@@ -208,6 +212,15 @@ VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 		--index-url https://download.pytorch.org/whl/cpu
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e packages/dewmark hypothesis pytest
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+# The newest release has no build for CPUs: its Python files run in the environment of the one before.
+VLLM_NEXT ?= vllm==0.33.0
+
+.venv-vllm/next/.ready: .venv-vllm/.ready docs/vllm-registry.patch
+	rm -rf .venv-vllm/next
+	.venv-vllm/bin/python -m pip --disable-pip-version-check download -q --no-deps -d .venv-vllm/next $(VLLM_NEXT)
+	cd .venv-vllm/next && unzip -q vllm-*.whl -x '*.so' && rm vllm-*.whl && patch -s -p1 < ../../docs/vllm-registry.patch
 	@touch $@
 
 # SGLang without its kernels for GPUs: what its scheduler's classes import, and nothing that needs CUDA.

@@ -1,13 +1,15 @@
 """Formulas of the baselines, held to numbers that the authors' own functions computed on fixed inputs.
 
 `benchmarks/author_vectors.py` computes `vectors/authors.json` from checkouts of MarkLLM, the toolkit that the
-DEW paper evaluates, and of the SIR authors' code. The inputs are `waves`, here as there.
+DEW paper evaluates, and of the code of SIR's, Unigram's, SemStamp's and Kuditipudi's (EXP) authors; sources,
+versions and licences are in the file. The inputs are `waves` and `words`, here as there.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,20 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, bind
 from tests.schemes.test_atw import PLAIN, SEMANTICS, ToyModel, key
 
-from dewmark.workspace import Workspace
+from dewmark.decoding import Decoding
+from dewmark.sampling import warp
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.independent_sums import gamma_test
+from dewmark.workspace import Tokenized, Workspace
+from dewmark_lab.schemes import pair_hash
 from dewmark_lab.schemes.green.ewd import EWD
 from dewmark_lab.schemes.green.morphmark import MorphMark
+from dewmark_lab.schemes.keyed_sampling.exp import keyed_race
 from dewmark_lab.schemes.learned.atw import ATW, BoundATW
 from dewmark_lab.schemes.learned.sir import LAYERS, Transform
 from dewmark_lab.schemes.reweight.keyed_order import SLOTS, dip_factors, slot_masses
-from dewmark_lab.schemes.sentence.semstamp import CentroidBins
+from dewmark_lab.schemes.sentence.rejection_sampling import paper_test
+from dewmark_lab.schemes.sentence.semstamp import CentroidBins, HyperplaneBins
 from dewmark_lab.training.sir import losses
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "authors.json").read_text())
@@ -32,6 +41,13 @@ def waves(*shape: int, start: int = 0) -> torch.Tensor:
     """The sines of (start + 1)², (start + 2)² and so on."""
     steps = np.arange(start + 1, start + int(np.prod(shape)) + 1, dtype=np.float64)
     return torch.from_numpy(np.sin(steps**2)).reshape(shape)
+
+
+def words(rows: int, columns: int) -> np.ndarray:
+    """Words that look random, uint32."""
+    steps = np.arange(1, rows * columns + 1, dtype=np.uint64)
+    mixed = (steps * np.uint64(0x9E3779B97F4A7C15)) ^ (steps * steps * np.uint64(0xD1B54A32D192ED03))
+    return (mixed >> np.uint64(32)).astype(np.uint32).reshape(rows, columns)
 
 
 LOGITS = 2.0 * waves(3, WIDTH)
@@ -129,3 +145,55 @@ def test_ksemstamp_accepts_as_the_toolkit() -> None:
     nearest, lead = CentroidBins(centroids, 0.05).assign(sentences)
     assert [[int(i), bool(m > 0.0)] for i, m in zip(nearest, lead, strict=True)] == VECTORS["ksemstamp"]
     assert len({accepted for _, accepted in VECTORS["ksemstamp"]}) == 2
+
+
+def test_unigram_biases_and_counts_as_the_authors() -> None:
+    """On the authors' green list: their logits, and z over distinct tokens. Ours never counts repeats."""
+    given = VECTORS["unigram"]
+    green = np.array([each == "1" for each in given["green"]])
+    bound = bind("unigram")
+    bound.pair_hash = types.SimpleNamespace(
+        words=lambda _, tokens: np.where(green[tokens], 0, 2**32 - 1).astype(np.uint32)
+    )
+    ids = tuple(3 + (i * i * 7 + i // 3) % 297 for i in range(150))
+    texts = [Tokenized("", ids, ())], [Tokenized("", (), ())]
+    ((evidence, found),) = bound.test_texts(*texts, test="z", fpr=0.01)
+    assert len(evidence) == len(set(ids)) < len(ids)
+    assert math.isclose(found.z, given["z_unique"], rel_tol=1e-12)
+    assert not math.isclose(found.z, given["z_all"], rel_tol=0.1)
+    bound.vocabulary_hash = types.SimpleNamespace(below=lambda *_: torch.from_numpy(green.copy())[None])
+    logits = 2.0 * waves(1, VOCAB).float()
+    marked = bound.session(torch.tensor([[9]]))(torch.tensor([[9]]), logits)[0, 3:WIDTH]  # 0 to 2 are special
+    torch.testing.assert_close(marked, torch.tensor(given["logits"][3:]))
+
+
+def test_exp_draws_and_scores_as_the_toolkit_and_the_authors() -> None:
+    given, found = VECTORS["exp"], words(60, WIDTH)
+    logits = (3.0 * waves(60, WIDTH)).float()
+    signed = torch.from_numpy(found.view(np.int32))
+    for name, decoding in (("chosen", Decoding()), ("chosen_of_5", Decoding(top_k=5))):
+        chosen, sound = keyed_race(warp(logits, decoding), signed)
+        assert bool(sound.all())
+        assert chosen.tolist() == given[name]
+    taken = found[np.arange(60), given["chosen"]]
+    scores = -np.log1p(-pair_hash.to_uniforms(taken))
+    assert math.isclose(scores.sum(), given["score"], rel_tol=1e-12)
+    evidence = Evidence.independent(scores - 1.0, np.ones(60), np.arange(60), variance=1.0)
+    assert math.isclose(gamma_test(evidence).p_value, given["p_value"], rel_tol=1e-9)
+
+
+def test_semstamp_bins_margin_and_z_are_the_authors() -> None:
+    """Their bins are numbered from the first hyperplane's bit downwards, ours upwards."""
+    given = VECTORS["semstamp"]
+    normals, vectors = np.array(given["normals"]), waves(24, 6, start=77).numpy()
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    bins, lead = HyperplaneBins(normals, 0.1).assign(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    theirs = np.array([int(f"{each:03b}"[::-1], 2) for each in range(8)])[bins]
+    assert theirs.tolist() == given["bins"]
+    assert (lead >= 0.0).tolist() == given["clear"]
+    assert len(set(given["clear"])) == 2
+    partition, counts = np.zeros((8, 8), dtype=bool), np.zeros((8, 8), dtype=np.int64)
+    for before, accepted in enumerate(given["accepted"]):
+        partition[before, accepted] = True
+    np.add.at(counts, (theirs[:-1], theirs[1:]), 1)
+    assert math.isclose(paper_test(counts, partition).z, given["z"], rel_tol=1e-12)

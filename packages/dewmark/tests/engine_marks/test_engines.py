@@ -70,6 +70,14 @@ def test_uniforms_are_those_of_vllm_bit_for_bit() -> None:
         np.testing.assert_array_equal(found, np.array(case["values"], dtype=np.float32))
 
 
+@pytest.mark.parametrize("size", [5, 8, 301])
+def test_vllm_hashes_a_whole_vocabulary_as_its_single_ids(size) -> None:
+    contexts, ids = np.arange(12).reshape(3, 4), np.arange(size)
+    whole = PhiloxHash(2**40 + 7).uniforms(contexts, ids[None])
+    for order in (ids[::-1], ids[1:]):
+        np.testing.assert_array_equal(whole[:, order], PhiloxHash(2**40 + 7).uniforms(contexts, order[None]))
+
+
 @pytest.mark.parametrize(
     ("name", "test"), [("vllm-gumbel", None), ("vllm-dual-key-gumbel", None), ("vllm-sbw", "vllm")]
 )

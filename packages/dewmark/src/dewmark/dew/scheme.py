@@ -53,7 +53,7 @@ class DEW(WordScheme[LexiconReader]):
     flatten: float | None = 2.5
     """As in `WordScheme`, but higher: the packaged reader subtracts most of what texts have in common."""
     strength: float = STRENGTHS["free"]
-    """λ, the most that a logit can gain beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
+    """λ, the most that a logit gains beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
 
     def validate(self) -> None:
         """Reject values out of range."""

@@ -86,11 +86,15 @@ class PhiloxHash:
         return state
 
     def uniforms(self, contexts: I64, tokens: I64) -> F32:
-        """Numbers in (0, 1) of contexts (N, h) and the tokens (N, m) after each, (N, m)."""
+        """Numbers in (0, 1) of contexts (N, h) and the tokens (N or 1, m) after each, (N, m)."""
         a, b, c, d = (word[:, None] for word in self.contexts(contexts))
-        ids = tokens.astype(np.uint64) & _MASK
+        ids, m = tokens.astype(np.uint64) & _MASK, tokens.shape[1]
         key = self._key[0] ^ d, np.asarray(self._key[1] ^ np.uint64(_TOKEN))
-        words = select(philox((ids >> np.uint64(2), a, b, c), key), ids & np.uint64(3))
+        if m > 4 and np.array_equal(tokens, np.arange(m)[None]):  # a whole vocabulary: four ids a hash
+            outputs = philox((ids[:, : (m + 3) // 4], a, b, c), key)
+            words = np.stack(outputs, axis=-1).reshape(len(contexts), -1)[:, :m]
+        else:
+            words = select(philox((ids >> np.uint64(2), a, b, c), key), ids & np.uint64(3))
         uniforms = ((words >> np.uint64(8)).astype(np.float64) + 1.0) / (2**24 + 1)
         return uniforms.astype(np.float32)
 
