@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from tests.cli.test_locate import STRONG, document, tiny  # noqa: F401 - fixtures
+from tests.command_line import JSON_PAGE, said
 from tests.experiments.conftest import NO_REPORT, command, tiny_folder  # noqa: F401 - fixture
 
 import dewmark
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 FORBIDDEN = {"path", "fingerprint", "hash", "output", "p", "pvalue"}  # other words for the same things
-
-
-def said(name: str) -> set[str]:
-    """The fields that the page lists for a command."""
-    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
-    cell = row.split("|")[2]
-    fields = set(re.findall(r"`([a-z_]+)`", cell))
-    return (said("`detect`") | fields) - {"detect"} if "those of `detect`" in cell else fields
 
 
 def printed(run, *arguments: object) -> dict:
@@ -99,4 +90,4 @@ def test_reproduce(tiny_folder, tmp_path, capsys):  # noqa: F811
 
 @pytest.mark.parametrize("name", sorted({"version", "out", "config_hash", "key_fingerprint", "looks"}))
 def test_the_vocabulary_is_explained(name):
-    assert re.search(rf"^\| [^|]*`{name}`", PAGE, re.M)
+    assert re.search(rf"^\| [^|]*`{name}`", JSON_PAGE, re.M)

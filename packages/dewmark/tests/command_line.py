@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,16 @@ from dewmark.workspace import HostInfo, Tokenized
 
 SECRET = bytes(range(100, 132))
 MARK = "✓"  # the stub's mark: every marked token carries one
+
+JSON_PAGE = (Path(__file__).parents[3] / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def said(name: str) -> set[str]:
+    """The fields that the page lists for a command."""
+    (row,) = (line for line in JSON_PAGE.splitlines() if line.startswith(f"| {name} |"))
+    cell = row.split("|")[2]
+    fields = set(re.findall(r"`([a-z_]+)`", cell))
+    return (said("`detect`") | fields) - {"detect"} if "those of `detect`" in cell else fields
 
 
 class CharTokenizer:

@@ -57,8 +57,8 @@ def watermark(tenant: str) -> Watermark:
     """DEW under a tenant's key, with an encoder that needs no model."""
     settings = {"sampler": "gumbel", "alpha": 0.9, **COMPOSED}
     with (
-        mock.patch.dict("dewmark.encoders._loaded", clear=True),
-        mock.patch("dewmark.encoders._create", return_value=BagEncoder()),
+        mock.patch.dict("dewmark.encoders.loaded", clear=True),
+        mock.patch("dewmark.encoders.create", return_value=BagEncoder()),
     ):
         made = Watermark(Key(SECRETS[tenant]), host=host(), scheme="dew-paper", settings=settings)
     languages = dataclasses.replace(made.scheme.languages, every=True)  # the tiny host's words are in none

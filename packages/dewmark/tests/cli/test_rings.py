@@ -7,8 +7,8 @@ import json
 import sys
 
 import pytest
-from tests.cli.test_json import said
 from tests.cli.test_locate import tiny  # noqa: F401 - fixture
+from tests.command_line import said
 
 from dewmark.core.keys import Key
 
