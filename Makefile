@@ -3,7 +3,13 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+works = $(firstword $(foreach each,$(1),$(shell $(each) -c '' 2>/dev/null && echo $(each))))
+ifndef PYTHON
+PYTHON := $(or $(call works,python3.11 python3.12 python3.13),python3)
+endif
+ifndef CORE_PYTHON  # the newest that is here: the core is tested on two versions of Python
+CORE_PYTHON := $(or $(call works,python3.13 $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3) python3.12),$(PYTHON))
+endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -31,7 +37,7 @@ reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, 
 test: $(VENV)/.dev ## the fast tests: offline, no models (one thread in each of two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-test-core: .venv-core/.ready ## the core alone, in an environment without torch
+test-core: .venv-core/.ready ## the core alone, without torch, on Python 3.13 where there is one
 	OMP_NUM_THREADS=1 .venv-core/bin/python -m pytest -q -n 2 --dist worksteal packages/dewmark/tests
 
 test-contract: $(VENV)/.dev ## the contract suite and the command line on every scheme (make test runs two)
@@ -170,7 +176,7 @@ $(VENV)/.serve: $(VENV)/.dev
 # The core by itself: what pip install dewmark brings, and the tools to test it.
 .venv-core/.ready: packages/dewmark/pyproject.toml constraints.txt
 	@echo "Installing the core without torch ..."
-	$(PYTHON) -m venv .venv-core
+	$(CORE_PYTHON) -m venv .venv-core
 	.venv-core/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
 		-e 'packages/dewmark[parquet]' hypothesis pytest pytest-xdist
 	@touch $@
