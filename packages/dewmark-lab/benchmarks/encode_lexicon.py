@@ -17,12 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dewmark.config import cache_dir
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders import load_encoder
-from dewmark.encoders.lexicon_build import reduce_vectors
-from dewmark.encoders.word_vectors import WordVectors, load_word_statistics
-from dewmark.workspace import Workspace
+from dewmark_lab.lexicon_build import WordVectors, load_word_statistics, reduce_vectors
 
 _CHUNK = 4096
 
@@ -49,8 +46,7 @@ def main() -> None:
         sys.stderr.write(f"\r{min(i + _CHUNK, len(forms))} of {len(forms)} forms")
     sys.stderr.write("\n")
     print(f"encoded {len(forms)} forms in {time.perf_counter() - start:.1f} s")
-    workspace = Workspace(cache=cache_dir())
-    statistics = load_word_statistics("default", vectors=WordVectors(encoder, None), workspace=workspace)
+    statistics = load_word_statistics(WordVectors(encoder, None))
     start = time.perf_counter()
     found = reduce_vectors(vectors, statistics, languages=languages, r=options.coordinates)
     kept = found.spread[: options.coordinates].sum() / found.spread.sum()

@@ -185,9 +185,7 @@ class Scheme(ABC):
     def check_reader(self, reader: Expectations | None) -> None:
         """Raise `ConfigError` for a reader that the scheme makes no use of."""
         if not isinstance(reader, NoReader | None) and not self.takes_reader:
-            raise ConfigError(
-                f"{self.name} makes no use of a reader, only dew and dew-open do: leave the reader out"
-            )
+            raise ConfigError(f"{self.name} makes no use of a reader, only dew does: leave the reader out")
 
     @property
     def languages(self) -> frozenset[str] | None:

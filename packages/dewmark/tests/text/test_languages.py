@@ -6,10 +6,10 @@ import functools
 
 import numpy as np
 import pytest
+from dewmark.dew.open.scheme import DewOpen
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 import dewmark
-from dewmark.dew.open.scheme import DewOpen
 from dewmark.encoders.base import encoder_languages
 from dewmark.text.language_identifier import _SAME, load_identifier
 from dewmark.text.languages import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
 from dewmark.dew.expected import read
 from dewmark.dew.matrix import TextMatrix, statistic, text_matrices, z_scores
-from dewmark.dew.reading import WordReader
+from dewmark.dew.reading import LexiconReader
 from dewmark.scheme import UNITS_PER_CHUNK, check_texts, make_detection, text_chunks, token_scores
 from dewmark.types import Detection
 from dewmark.workspace import Expectations, Progress, Tokenized
@@ -33,11 +34,11 @@ _MATRIX_BYTES = 256 << 20  # of the matrices of texts
 
 def detect_keys(
     scheme: str,
-    reader: WordReader,
+    reader: LexiconReader,
     keys: Sequence[Key],
     texts: Sequence[str],
     *,
-    limit: float | None,
+    limit: float,
     prompts: Sequence[str | None] | None,
     fpr: float,
     progress: Progress,
@@ -47,15 +48,16 @@ def detect_keys(
     before = reader.tokenize(check_texts(texts, prompts, fpr))
     tokenized = reader.tokenize(texts)
     named = None if expectations is None else expectations.name
-    at_once = max(_MATRIX_BYTES // (8 * reader.shape[0] * reader.shape[1]), 1)
+    shape = (reader.lexicon.dim, reader.lexicon.dim)
+    at_once = max(_MATRIX_BYTES // (8 * shape[0] * shape[1]), 1)
     found: list[list[Detection]] = []
     for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
-        reading, read_texts = read(reader, expectations, tokenized[part], before[part]), tokenized[part]
-        for i in range(0, len(read_texts), at_once):
-            some = slice(i, i + at_once)
-            matrices = list(text_matrices(reading, limit=limit, texts=some))
-            z = _under(keys, matrices, reader.shape, progress)
-            for text, matrix, row in zip(read_texts[some], matrices, z, strict=True):
+        reading = read(reader, expectations, tokenized[part], before[part])
+        matrices = text_matrices(reading, limit=limit)
+        texts_left = iter(tokenized[part])
+        while some := list(itertools.islice(matrices, at_once)):
+            z = _under(keys, some, shape, progress)
+            for text, matrix, row in zip(itertools.islice(texts_left, len(some)), some, z, strict=True):
                 share = reader.carrying(text)
                 found.append(
                     _detections(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=share)

@@ -34,7 +34,7 @@ from scipy.special import logsumexp
 
 from dewmark.arrays import F32, F64
 from dewmark.dew.matrix import text_matrices
-from dewmark.dew.reading import Reader
+from dewmark.dew.reading import LexiconReader
 from dewmark.dew.ring import CONFIDENCE, KeyMatrices, KeyUse
 from dewmark.errors import ConfigError
 from dewmark.verdict import LEAST_P, names_origin
@@ -57,12 +57,12 @@ class SequentialDetector:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LexiconReader,
         uses: KeyMatrices,
         *,
         prompt: str | None = None,
         fpr: float = 0.01,
-        limit: float | None = None,
+        limit: float,
     ) -> None:
         if not 0.0 < fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
@@ -79,7 +79,7 @@ class SequentialDetector:
         self._A = np.zeros(uses.count)
         self._V = 0.0
         self.largest_log_e = 0.0  # the largest log E so far
-        self._limit = limit  # of the key test's flattening; None: the process alone decides
+        self._limit = limit
         self._p = 1.0
 
     @property
@@ -156,7 +156,7 @@ class SequentialDetector:
                 self.largest_log_e = max(self.largest_log_e, self.log_e)
         self._read = known
         p = max(min(math.exp(-self.largest_log_e), 1.0), LEAST_P)
-        if p <= self.fpr and self._limit is not None:
+        if p <= self.fpr:
             (whole,) = text_matrices(reading, limit=self._limit)
             p = max(p, self._uses.find(whole.F).p_value) if whole.square > 0.0 else 1.0
         self._p = min(self._p, p)

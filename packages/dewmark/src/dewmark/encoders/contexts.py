@@ -7,19 +7,15 @@ table is cached on disk, and no encoder runs during generation or detection.
 Whitened contexts are centred and whitened before normalisation: raw context vectors share a large common
 component, which a fixed key turns into a standing preference for some tokens. Whitening is linear, so for
 composed contexts it is applied to the table once. The paper uses raw contexts.
-
-A batch has far fewer distinct tokens than windows. Where contexts are sums of a few vectors
-(`SummedContexts`), a product that is linear in the context is taken once per token and summed per window:
-with s = Σ_j x_j the quadratic form s G sᵀ is s · Σ_j (x_j G).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import json
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -34,53 +30,25 @@ from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT, window_texts, windows_of
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
 
-__all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "token_vectors"]
+__all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "register_texts", "token_vectors"]
 
 _MEMO_LIMIT = 200_000
 _CHUNK = 2048
 
 
-@dataclass(frozen=True)
-class SummedContexts:
-    """W contexts as sums of up to k of P vectors: ``rows`` (P, d), ``index`` (W, k) padded with -1.
+def sums_of(rows: F32, index: I64) -> F32:
+    """The sums of some rows (P, d) as unit rows (W, d); ``index`` (W, k) is padded with -1.
 
-    With ``unit`` the rows are the contexts themselves.
+    A sum of (nearly) zero length gives exactly zero.
     """
-
-    rows: F32
-    index: I64
-    unit: bool = False
-
-    @property
-    def vectors(self) -> F32:
-        """Unit rows (W, d); a sum of (nearly) zero length gives exactly zero."""
-        return self._normalised[0]
-
-    @functools.cached_property
-    def _normalised(self) -> tuple[F32, F32]:
-        """Unit rows (W, d), and the length of each sum (W,), infinity for an empty one."""
-        if self.unit:
-            return self.rows, np.ones(len(self.rows), dtype=np.float32)
-        sums = self.sums(self.rows)
-        lengths = np.linalg.norm(sums, axis=1)
-        lengths[lengths <= 1e-12] = np.inf
-        sums /= lengths[:, None]
-        return sums, lengths
-
-    def sums(self, rows: F32) -> F32:
-        """Σ_j rows[index_j], (W, d), for any rows (P, d) in place of the vectors."""
-        extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
-        if not self.index.shape[1]:
-            return np.zeros((len(self.index), rows.shape[1]), dtype=np.float32)
-        total = extended[self.index[:, 0]]
-        for column in self.index.T[1:]:
-            total += extended[column]
-        return total
-
-    def squares(self, G: F32) -> F32:
-        """c G cᵀ of each unit context c, (W,); G (d, d) symmetric."""
-        vectors, lengths = self._normalised
-        return np.asarray(np.einsum("ij,ij->i", vectors, self.sums(self.rows @ G)) / lengths)
+    extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
+    sums = np.zeros((len(index), rows.shape[1]), dtype=np.float32)
+    for column in index.T:
+        sums += extended[column]
+    lengths = np.linalg.norm(sums, axis=1)
+    lengths[lengths <= 1e-12] = np.inf
+    sums /= lengths[:, None]
+    return sums
 
 
 class Contexts(ABC):
@@ -96,10 +64,6 @@ class Contexts(ABC):
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) of ids or `ABSENT` to ê_C (N, dim), unit rows; empty windows give zero rows."""
 
-    def summed(self, windows: I64) -> SummedContexts:
-        """The same contexts as sums of a few vectors each, in general of one."""
-        return SummedContexts(self.vectors(windows), np.arange(len(windows))[:, None], unit=True)
-
 
 class ComposedContexts(Contexts):
     """Sums the vectors of a window's tokens; ``table`` (vocab_size, d_C) has zero rows for special tokens."""
@@ -110,15 +74,11 @@ class ComposedContexts(Contexts):
 
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) to unit rows (N, dim)."""
-        return self.summed(windows).vectors
-
-    def summed(self, windows: I64) -> SummedContexts:
-        """Windows (N, k) as sums of their tokens' vectors."""
         ids, index = np.unique(windows, return_inverse=True)
         index = index.reshape(windows.shape)
         if len(ids) and ids[0] == ABSENT:
             ids, index = ids[1:], index - 1
-        return SummedContexts(rows_of(self._rows, ids), index)
+        return sums_of(rows_of(self._rows, ids), index)
 
 
 class WindowContexts(Contexts):
@@ -218,11 +178,23 @@ def fit_context_whitening(
 
 def ordinary_texts() -> list[str]:
     """The package's own sentences in the languages of the default encoder, one text per language."""
-    folder = resources.files("dewmark") / "data" / "ordinary"
-    files = sorted(
-        (file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name
-    )
-    return [file.read_text(encoding="utf-8") for file in files]
+    return _texts_in("ordinary")
+
+
+def register_texts() -> list[str]:
+    """The package's own English texts, one per kind: registers of the web, and its openings by genre."""
+    genres: dict[str, list[str]] = defaultdict(list)
+    for line in (
+        (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
+    ):
+        opening = json.loads(line)
+        genres[opening["genre"]].append(opening["prompt"])
+    return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
+
+
+def _texts_in(folder: str) -> list[str]:
+    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
+    return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
 
 
 def load_context_whitening(

@@ -110,17 +110,6 @@ def test_tokens_without_text_get_no_bias(host, bag_encoder, tmp_path) -> None:
     assert bias.abs().max() <= 2.0
 
 
-def test_nucleus_candidates(host, bag_encoder, tmp_path) -> None:
-    bound = bind(host, tmp_path, nucleus=0.5)
-    ids = torch.tensor([host.info.tokenizer.encode([" the old bridge"])[0].ids] * 2)
-    logits = torch.full((2, host.info.vocab_size), -20.0)
-    logits[0, [10, 11, 12]] = torch.tensor([3.0, 2.9, -1.0])  # 0.52 and 0.47: the first alone holds half
-    logits[1, [20, 21, 22, 23]] = 1.0  # a quarter each: two hold half
-    changed = bound.session(ids)(ids, logits) != logits
-    assert changed[0].nonzero().flatten().tolist() == [10]
-    assert changed[1].sum() == 2
-
-
 def test_context_vectors_of_token_only_depend_on_key_and_ids() -> None:
     windows = np.array([[1, 2, 3], [1, 2, 4], [-1, -1, -1], [1, 2, 3]])
     a = HashedContexts(b"a" * 32, 64).vectors(windows)

@@ -1,8 +1,7 @@
 """From projected rows to a test's result: the evidence of a text of tokens under one key, and its tests.
 
-The key test sums tanh(γu), or u itself after keyed sampling, where the tanh would discard evidence. It
-subtracts the text's mean unit from each, which is what all texts of a language share, and normalises the
-differences. The paper's own tests (`gaussian`, `beta`) keep plain tokens and tanh.
+The key test sums tanh(γu). It subtracts the text's mean unit from each, which is what all texts of a language
+share, and normalises the differences. The paper's own tests (`gaussian`, `beta`) keep plain tokens and tanh.
 """
 
 from __future__ import annotations
@@ -30,14 +29,12 @@ PLAIN = ("gaussian", "beta")
 class Scoring:
     """What tests must know of the scheme: γ, n, how keys are drawn, and which meanings count.
 
-    ``linear`` says that the key test sums u itself. ``tokens`` and ``contexts`` say whether similar ones
-    have similar scores.
+    ``tokens`` and ``contexts`` say whether similar ones have similar scores.
     """
 
     gamma: float
     n: int
     kind: Kind
-    linear: bool
     tokens: bool
     contexts: bool
 
@@ -61,7 +58,6 @@ class TextEvidence:
     ) -> TextEvidence:
         """Prepare a text of a reading whose contexts have the rows ``context_rows`` (W, d_C)."""
         T, norms = _units(pairs, reading, scoring, centred=test not in PLAIN)
-        linear = scoring.linear and test not in PLAIN
         blank = Evidence(
             scores=np.zeros(len(pairs.weights)),
             alignments=np.zeros(len(pairs.weights), dtype=np.float32),
@@ -69,9 +65,9 @@ class TextEvidence:
             positions=pairs.positions,
             T=T,
             C=context_rows[pairs.windows] if scoring.contexts else pairs.windows,
-            kernel=(1.0,) if linear else tanh_kernel(scoring.gamma),
+            kernel=tanh_kernel(scoring.gamma),
         )
-        return cls(pairs, blank, norms, _identity if linear else functools.partial(saturate, scoring.gamma))
+        return cls(pairs, blank, norms, functools.partial(saturate, scoring.gamma))
 
     def under(self, tokens: F32, contexts: F32) -> Evidence:
         """The evidence under a key that maps the batch's units and contexts to rows whose products are u."""
@@ -106,10 +102,6 @@ def saturate(gamma: float, u: F64) -> F64:
     return np.asarray(np.tanh(gamma * u))
 
 
-def _identity(u: F64) -> F64:
-    return u
-
-
 def run_test(
     text: TextEvidence,
     evidence: Evidence,
@@ -118,9 +110,8 @@ def run_test(
     test: str,
     fpr: float,
     secret: bytes,
-    variance: float | None = None,
 ) -> Statistic:
-    """Run the named test; ``variance`` is that of the sum over keys, if already known.
+    """Run the named test.
 
     The simulation draws its keys from ``secret`` and the text, as many as the level ``fpr`` requires.
     """
@@ -130,6 +121,6 @@ def run_test(
         return beta_test(evidence, gamma=scoring.gamma, n=scoring.n)
     if test == "monte-carlo":
         return monte_carlo_test(
-            evidence, text.score, n=scoring.n, kind=scoring.kind, secret=secret, level=fpr, variance=variance
+            evidence, text.score, n=scoring.n, kind=scoring.kind, secret=secret, level=fpr
         )
-    return key_test(evidence, variance=variance)
+    return key_test(evidence)

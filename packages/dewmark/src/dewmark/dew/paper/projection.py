@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from dewmark.arrays import F16, F32, I64
 from dewmark.core.keys import Key
 from dewmark.core.projections import Kind, draw_projections
-from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.token_tables import rows_of
 
 if TYPE_CHECKING:
@@ -82,12 +81,9 @@ class Fold:
             Q[ids] = self.rows(rows_of(token_rows, ids if source is None else source[ids]))
         return Q
 
-    def contexts(self, c: F32, *, parts: SummedContexts | None = None) -> F32:
-        """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q.
-
-        ``parts`` makes it cheaper where contexts are sums of a few vectors each.
-        """
-        squares = np.einsum("ij,ij->i", c @ self.G, c) if parts is None else parts.squares(self.G)
+    def contexts(self, c: F32) -> F32:
+        """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q."""
+        squares = np.einsum("ij,ij->i", c @ self.G, c)
         norms = np.sqrt(np.maximum(squares, 0.0))
         factors = np.divide(math.sqrt(self.n), norms, out=np.zeros_like(norms), where=norms > 0.0)
         return np.asarray(c * factors[:, None])
