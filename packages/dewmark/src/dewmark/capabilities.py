@@ -118,9 +118,6 @@ class HasRing(Protocol):
     def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
         """The same scheme, marking as one member of the key's ring and with a payload."""
 
-    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """The schemes that mark texts with these seeds, each with the places of its texts."""
-
 
 @runtime_checkable
 class HasPublicHalf(Protocol):
@@ -188,11 +185,6 @@ def for_member(bound: BoundScheme, *, member: int | None, payload: int | None) -
     if member is None and payload is None:
         return bound
     return capability(bound, HasRing).for_member(member=member, payload=payload)
-
-
-def by_text(bound: BoundScheme, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-    """The schemes that mark texts with these seeds, each with the places of its texts."""
-    return bound.by_text(seeds) if isinstance(bound, HasRing) else [(bound, list(range(len(seeds))))]
 
 
 def record(bound: object, texts: Sequence[str], *, seeds: Sequence[int]) -> None:

@@ -11,8 +11,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -78,7 +76,7 @@ def _detections(
 ) -> list[Detection]:
     """One detection per key of a text with z (keys,)."""
     best = int(np.argmax(z))
-    evidence = matrix.under(_MATRICES.matrix(keys[best], matrix.F.shape))
+    evidence = matrix.under(_matrix(keys[best], matrix.F.shape))
     length, scored = matrix.effective_length, max(evidence.length, 1)
     found = [
         make_detection(
@@ -108,35 +106,13 @@ def _under(
         for i in range(0, len(keys), _KEYS_AT_ONCE):
             progress("trying keys", i, len(keys))
             some = slice(i, i + _KEYS_AT_ONCE)
-            W = np.stack(list(pool.map(functools.partial(_MATRICES.matrix, shape=shape), keys[some])))
+            W = np.stack(list(pool.map(functools.partial(_matrix, shape=shape), keys[some])))
             z[:, some] = z_scores(F, square, W)
     progress("trying keys", len(keys), len(keys))
     return z
 
 
-class _MatrixCache:
-    """W of the keys used last, float32, up to ``limit`` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._bytes = limit, 0
-        self._kept: OrderedDict[tuple[Key, tuple[int, ...]], F32] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def matrix(self, key: Key, shape: tuple[int, ...]) -> F32:
-        """W (d_T, d_C) of a key."""
-        name = (key, shape)
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
-        drawn = draw_float32_matrix(key, d_T=shape[0], d_C=shape[1])
-        with self._lock:
-            if name not in self._kept:
-                self._kept[name] = drawn
-                self._bytes += drawn.nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return drawn
-
-
-_MATRICES = _MatrixCache(256 << 20)
+@functools.lru_cache(maxsize=4096)  # 256 MB of 128 coordinates
+def _matrix(key: Key, shape: tuple[int, ...]) -> F32:
+    """W (d_T, d_C) of a key."""
+    return draw_float32_matrix(key, d_T=shape[0], d_C=shape[1])

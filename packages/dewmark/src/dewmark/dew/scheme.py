@@ -31,7 +31,7 @@ from dewmark.dew.reading import LexiconReader, check_stored
 from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
@@ -68,6 +68,10 @@ class DEW(Scheme):
     name: ClassVar[str] = "dew"
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of words with the words before them"
     needs: ClassVar[Needs] = Needs(final_distribution=True)  # the session draws the token
+    reads_rings: ClassVar[bool] = True
+    host_free: ClassVar[bool] = True
+    takes_reader: ClassVar[bool] = True
+    language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
     k: int = 3
     """Context width: how many words before the scored one."""
@@ -114,29 +118,6 @@ class DEW(Scheme):
                 raise ConfigError(said) from None
         return super().with_settings(settings)
 
-    @property
-    def host_free(self) -> bool:
-        """Words are found without the host's tokenizer."""
-        return True
-
-    @property
-    def reads_rings(self) -> bool:
-        """Each member and payload has a matrix of its own."""
-        return True
-
-    @property
-    def takes_reader(self) -> bool:
-        """What a language model expected in each place can replace the text's mean word."""
-        return True
-
-    @property
-    def language_free(self) -> bool:
-        """Unrelated texts of any language are nearly uncorrelated under one key, once they are flattened.
-
-        Measured: docs/results/one-key.md.
-        """
-        return True
-
     def open_reader(self, workspace: Workspace) -> LexiconReader:
         """The reader of the lexicon, shared by all keys of a process."""
         name = (self.lexicon, self.k, str(workspace.cache))
@@ -160,13 +141,10 @@ class DEW(Scheme):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
         """A detector from stored matrices: no key, no host."""
         reader = self.open_reader(workspace)
-        try:
-            check_stored(state, "lexicon", reader.lexicon.identity)
-            check_stored(state, "words", VERSION)
-            W = np.array(state.arrays["W"], dtype=np.float32)
-            uses = KeyMatrices.stored(state.meta["uses"], state.arrays) if "uses" in state.meta else None
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        check_stored(state, "lexicon", reader.lexicon.identity)
+        check_stored(state, "words", VERSION)
+        W = np.array(state.arrays["W"], dtype=np.float32)
+        uses = KeyMatrices.stored(state.meta["uses"], state.arrays) if "uses" in state.meta else None
         return BoundDEW(self, W, uses, reader, host, fingerprint, workspace)
 
     def detect_keys(
@@ -249,10 +227,6 @@ class BoundDEW(BoundScheme):
         changed = self.under(self.matrices.matrix(asked.use))
         changed.uses, changed.asked = self.uses, asked
         return changed
-
-    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """The schemes that mark texts with these seeds: this one, where each row has its own matrix."""
-        return [(self, list(range(len(seeds))))]
 
     @property
     def matrices(self) -> KeyMatrices:

@@ -15,7 +15,6 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from dewmark.arrays import F16, F32, I64
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.token_tables import rows_of
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.errors import ArtifactError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT, window_texts, windows_of
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
@@ -142,40 +141,6 @@ def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -
     return rows
 
 
-def fit_context_whitening(
-    texts: Iterable[str],
-    *,
-    encoder: Encoder,
-    host: HostInfo,
-    encoding: str,
-    k: int,
-    workspace: Workspace,
-    drop: int | None = None,
-) -> Whitening:
-    """Fit mean and whitening on the contexts of ordinary, unmarked texts; no key is involved.
-
-    ``encoding`` is ``composed`` or ``window``. With ``drop`` contexts are only centred, and that many of
-    their strongest directions removed.
-    """
-    windows = np.concatenate(
-        [windows_of(t.ids, k=k, host=host)[k:] for t in host.tokenizer.encode(list(texts))]
-    )
-    if encoding == "composed":
-        table = np.asarray(
-            token_vectors(encoder, host, whitening=None, workspace=workspace), dtype=np.float32
-        )
-        return Whitening.fit(
-            (table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)), drop=drop
-        )
-    windows = np.unique(windows, axis=0)
-    blocks = []
-    for i in range(0, len(windows), _CHUNK):
-        workspace.progress("encoding contexts", i, len(windows))
-        blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
-    workspace.progress("encoding contexts", len(windows), len(windows))
-    return Whitening.fit(blocks, drop=drop)
-
-
 def ordinary_texts() -> list[str]:
     """The package's own sentences in the languages of the default encoder, one text per language."""
     return _texts_in("ordinary")
@@ -198,49 +163,45 @@ def _texts_in(folder: str) -> list[str]:
 
 
 def load_context_whitening(
-    source: str, *, encoder: Encoder, host: HostInfo, encoding: str, k: int, workspace: Workspace
+    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
 ) -> Whitening:
-    """The whitening of contexts: from a folder written by ``dewmark models fit``, or the encoder's default.
+    """The whitening of contexts, ``composed`` or ``window``; no key is involved.
 
-    Defaults ship with the package for the packaged encoders. For any other encoder the whitening is fitted
-    once on the package's own ordinary texts, and cached.
+    It ships with the package for the packaged encoders. For any other encoder it is fitted once on the
+    package's own ordinary texts, and cached.
     """
-    if source != "default":
-        return _read_whitening(Path(source), encoder)
-    shipped = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{encoding}"))
-    if (shipped / "bundle.json").exists():
-        return _read_whitening(shipped, encoder)
-    name = f"1|{encoder.identity}|{host.tokenizer.identity}|{encoding}|{k if encoding == 'window' else ''}"
-    path = workspace.cache / "whitening" / hashlib.sha256(name.encode()).hexdigest()[:20]
+    path = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{encoding}"))
+    if not (path / "bundle.json").exists():
+        width = k if encoding == "window" else ""
+        name = f"1|{encoder.identity}|{host.tokenizer.identity}|{encoding}|{width}"
+        path = workspace.cache / "whitening" / hashlib.sha256(name.encode()).hexdigest()[:20]
     try:
-        return _read_whitening(path, encoder)
-    except ArtifactError:
-        fitted = fit_context_whitening(
-            ordinary_texts(), encoder=encoder, host=host, encoding=encoding, k=k, workspace=workspace
-        )
-        save_context_whitening(fitted, path, encoder=encoder)
+        arrays = load_bundle(path).arrays
+        return Whitening(np.array(arrays["mean"]), np.array(arrays["matrix"]))
+    except (ArtifactError, KeyError):
+        fitted = _fit_whitening(encoder, host, encoding=encoding, k=k, workspace=workspace)
+        meta = {"encoder": encoder.name, "dim": fitted.dim}
+        save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
         return fitted
 
 
-def save_context_whitening(whitening: Whitening, path: Path, *, encoder: Encoder, note: str = "") -> None:
-    """Write a fitted whitening for `load_context_whitening`."""
-    arrays = {"mean": whitening.mean, "matrix": whitening.matrix}
-    save_bundle(path, meta={"encoder": encoder.name, "dim": whitening.dim, "note": note}, arrays=arrays)
-
-
-def _read_whitening(path: Path, encoder: Encoder) -> Whitening:
-    bundle = load_bundle(path)
-    try:
-        mean, matrix = bundle.arrays["mean"], bundle.arrays["matrix"]
-    except KeyError:
-        raise ArtifactError(
-            f"{path} contains no whitening statistics; fit them with: dewmark models fit"
-        ) from None
-    if mean.shape != (encoder.dim,):
-        raise ConfigError(
-            f"the statistics in {path} are for {mean.shape[0]} dimensions, {encoder.name} has {encoder.dim}"
+def _fit_whitening(
+    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
+) -> Whitening:
+    """Mean and whitening of the contexts of ordinary, unmarked texts."""
+    texts = host.tokenizer.encode(ordinary_texts())
+    windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
+    if encoding == "composed":
+        table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
+        return Whitening.fit(
+            table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)
         )
-    return Whitening(mean=np.array(mean, dtype=np.float32), matrix=np.array(matrix, dtype=np.float32))
+    windows, blocks = np.unique(windows, axis=0), []
+    for i in range(0, len(windows), _CHUNK):
+        workspace.progress("encoding contexts", i, len(windows))
+        blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
+    workspace.progress("encoding contexts", len(windows), len(windows))
+    return Whitening.fit(blocks)
 
 
 def _encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:

@@ -126,19 +126,9 @@ def test_config_round_trips() -> None:
     assert DewPaper().with_settings(scheme.to_dict()) == scheme
 
 
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        (
-            {"mode": "token_only", "whiten_contexts": True},
-            "whiten_contexts has no effect with mode=token_only",
-        ),
-        ({"statistics": "folder"}, "statistics has no effect with contexts that are not whitened"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(settings, what) -> None:
-    with pytest.raises(ConfigError, match=what):
-        DewPaper().with_settings(settings)
+def test_a_setting_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="have no effect with mode=token_only"):
+        DewPaper().with_settings({"mode": "token_only", "whiten_contexts": True})
 
 
 def test_the_default_names_the_scheme_that_has_a_setting() -> None:

@@ -13,7 +13,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -37,7 +37,7 @@ from dewmark.encoders.contexts import (
     token_vectors,
 )
 from dewmark.encoders.token_tables import rows_of, token_table
-from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
@@ -95,8 +95,6 @@ class DewPaper(Scheme):
     """Whether context vectors are whitened (ours) or used as they come."""
     encoder: str = "use-m3"
     """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
-    statistics: str = "default"
-    """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
     whiten_tokens: bool = True
     """Whether token embeddings are whitened."""
     donor: str | None = None
@@ -111,17 +109,10 @@ class DewPaper(Scheme):
             (self.m >= 1, "m", "be at least 1", self.m),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
         )
-        if not self.context_semantics:
-            self._without_effect(f"mode={self.mode}", "context_encoding", "whiten_contexts")
-        if not (self.whiten_contexts and self.context_semantics):
-            self._without_effect("contexts that are not whitened", "statistics")
-
-    def _without_effect(self, why: str, *names: str) -> None:
-        """Raise `ConfigError` for those of some settings that were changed."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{name} has no effect with {why}: leave it out")
+        if not self.context_semantics and (self.context_encoding != "window" or self.whiten_contexts):
+            raise ConfigError(
+                f"context_encoding and whiten_contexts have no effect with mode={self.mode}: leave them out"
+            )
 
     @property
     def token_semantics(self) -> bool:
@@ -174,12 +165,7 @@ class DewPaper(Scheme):
         whitening = None
         if self.whiten_contexts:
             whitening = load_context_whitening(
-                self.statistics,
-                encoder=encoder,
-                host=host,
-                encoding=self.context_encoding,
-                k=self.k,
-                workspace=workspace,
+                encoder, host, encoding=self.context_encoding, k=self.k, workspace=workspace
             )
         if self.context_encoding == "window":
             return WindowContexts(encoder, host.tokenizer, whitening)
@@ -216,22 +202,18 @@ class DewPaper(Scheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDewPaper:
         """A detector from stored tables: no key, no host weights."""
-        arrays = state.arrays
-        try:
-            rows = arrays["token_rows"]
-            if len(rows) != host.vocab_size:
-                raise VocabularyError(
-                    f"the stored table has {len(rows)} tokens, but the vocabulary has {host.vocab_size}"
-                )
-            contexts = self._restored_contexts(state, host, workspace)
-            fold = Fold.stored(arrays, int(state.meta["n"]))
-            source = None if self.token_semantics else arrays["source"]
-            hashed = None
-            if not self.context_semantics:
-                hashed = HashedContexts(arrays["context_secret"].tobytes(), contexts.dim)
-            secret = arrays["simulation_secret"].tobytes()
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        arrays, rows = state.arrays, state.arrays["token_rows"]
+        if len(rows) != host.vocab_size:
+            raise VocabularyError(
+                f"the stored table has {len(rows)} tokens, but the vocabulary has {host.vocab_size}"
+            )
+        contexts = self._restored_contexts(state, host, workspace)
+        fold = Fold.stored(arrays, int(state.meta["n"]))
+        source = None if self.token_semantics else arrays["source"]
+        hashed = None
+        if not self.context_semantics:
+            hashed = HashedContexts(arrays["context_secret"].tobytes(), contexts.dim)
+        secret = arrays["simulation_secret"].tobytes()
         reader = TokenReader(host, rows, contexts, k=self.k)
         return BoundDewPaper(
             self, reader, fingerprint, fold=fold, source=source, hashed=hashed, secret=secret
