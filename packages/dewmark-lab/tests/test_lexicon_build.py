@@ -239,8 +239,6 @@ def test_languages_weigh_the_same_in_the_basis() -> None:
     reduced = reduce_vectors(vectors, none, languages=["en"] * 3000 + ["cy"] * 30, r=2)
     assert np.abs(reduced.basis[0, 0]) > 0.99
     np.testing.assert_allclose(reduced.basis @ reduced.basis.T, np.eye(2), atol=1e-6)
-    centred = vectors.astype(np.float64) - reduced.mean
-    np.testing.assert_allclose(reduced.energy, (centred**2).sum(axis=1), rtol=1e-3)
 
 
 @pytest.mark.models

@@ -166,15 +166,13 @@ def fit_word_statistics(
 class Reduced:
     """P M(w) of N words in its leading principal coordinates.
 
-    ``mean`` (d,), ``basis`` (r, d) with orthonormal rows, ``coordinates`` (N, r) float16, ``energy`` (N,) the
-    squared length of each centred row before the reduction, ``spread`` (d,) the variance along every
-    principal direction.
+    ``mean`` (d,), ``basis`` (r, d) with orthonormal rows, ``coordinates`` (N, r) float16, ``spread`` (d,) the
+    variance along every principal direction.
     """
 
     mean: F32
     basis: F32
     coordinates: F16
-    energy: F32
     spread: F32
 
 
@@ -195,16 +193,12 @@ def reduce_vectors(vectors: F16, statistics: WordStatistics, *, languages: Seque
     largest = np.argmax(np.abs(basis), axis=1)
     basis = basis * np.sign(basis[np.arange(len(basis)), largest])[:, None]
     coordinates = np.empty((len(vectors), len(basis)), dtype=np.float16)
-    energy = np.empty(len(vectors), dtype=np.float32)
     for part in _parts(len(vectors)):
-        x = statistics.project(vectors[part]) - mean
-        coordinates[part] = x @ basis.T
-        energy[part] = (x * x).sum(axis=1)
+        coordinates[part] = (statistics.project(vectors[part]) - mean) @ basis.T
     return Reduced(
         mean=mean.astype(np.float32),
         basis=basis.astype(np.float32),
         coordinates=coordinates,
-        energy=energy,
         spread=np.maximum(spread[::-1], 0.0).astype(np.float32),
     )
 
@@ -226,19 +220,6 @@ def build_lexicon(
     """Encode the forms (cached word by word, so it resumes), reduce, quantise, and write the lexicon."""
     rows = vectors.vectors(listed.forms, progress=progress)
     reduced = reduce_vectors(rows, statistics, languages=listed.languages, r=min(dim, vectors.dim))
-    save_lexicon(out, listed, reduced, statistics, encoder=vectors.encoder, note=note)
-
-
-def save_lexicon(
-    out: Path,
-    listed: FormList,
-    reduced: Reduced,
-    statistics: WordStatistics,
-    *,
-    encoder: Encoder,
-    note: str = "",
-) -> None:
-    """Quantise reduced vectors and write the lexicon for `dewmark.encoders.lexicon.load_lexicon`."""
     r = reduced.coordinates.shape[1] // 2 * 2  # two coordinates a byte
     coordinates, basis = reduced.coordinates[:, :r].astype(np.float32), reduced.basis[:r]
     scales = coordinates.std(axis=0) + np.float32(1e-12)
@@ -257,8 +238,8 @@ def save_lexicon(
         arrays[name] = (centre @ basis.T.astype(np.float64))[0].astype(np.float32)
     kept = float(reduced.spread[:r].sum() / reduced.spread.sum())
     meta = {
-        "encoder": encoder.name,
-        "encoder_identity": encoder.identity,
+        "encoder": vectors.encoder.name,
+        "encoder_identity": vectors.encoder.identity,
         "energy_kept": round(kept, 4),
         "languages": {name: listed.languages.count(name) for name in sorted(set(listed.languages))},
         "layout": LAYOUT,

@@ -81,7 +81,7 @@ def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_enco
     (prompt,) = host.info.tokenizer.encode([PROMPT])
     written: list[list[int]] = [[] for _ in asked]
     rows = [
-        marker.open_as(prompt.ids, ids, seed=i, decoding=Decoding(), **each)
+        marker.open(prompt.ids, ids, seed=i, decoding=Decoding(), **each)
         for i, (ids, each) in enumerate(zip(written, asked, strict=True))
     ]
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(120, host.info.vocab_size)))

@@ -59,12 +59,6 @@ class LexiconRows(Rows):
         return WordStates(self._tables, size, k=self._k)
 
     def open(
-        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
-    ) -> _LexiconRow:
-        """Start following a text."""
-        return self.open_as(prompt, written, seed=seed, decoding=decoding)
-
-    def open_as(
         self,
         prompt: Sequence[int],
         written: Sequence[int],

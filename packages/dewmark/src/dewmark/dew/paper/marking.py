@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dewmark.decoding import Decoding
 from dewmark.dew.paper.projection import Fold, scale_contexts
 from dewmark.dew.paper.reading import TokenReader
 from dewmark.encoders.contexts import Contexts
@@ -65,10 +64,6 @@ class BiasRows(Rows):
 
     def __init__(self, bias: Bias, aligner: TokenAligner, *, vocab_size: int) -> None:
         self._bias, self._aligner, self._vocab_size = bias, aligner, vocab_size
-
-    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
-        """Start following a text."""
-        return Row(prompt, written, seed=seed, decoding=decoding)
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 to marked ones, same shape."""
