@@ -43,7 +43,7 @@ class Fold:
         self.n = n
 
     @classmethod
-    def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int) -> Fold:
+    def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int | None) -> Fold:
         """Draw a key's projections and fold them."""
         projections = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
         R_T, R_C = projections.R_T, projections.R_C

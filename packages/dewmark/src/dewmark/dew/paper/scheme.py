@@ -10,6 +10,7 @@ keys its projection is uniform on the unit sphere of R^n, and the folded table s
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.config import check_rules
 from dewmark.core.keys import Key
-from dewmark.core.projections import projection_dim
 from dewmark.core.whitening import Whitening
-from dewmark.dew.paper.evidence import TESTS, Scoring, TextEvidence, run_test
+from dewmark.dew.paper.monte_carlo import monte_carlo_test
+from dewmark.dew.paper.null_distribution import beta_test, saturate, tanh_kernel
 from dewmark.dew.paper.projection import Fold
 from dewmark.dew.paper.reading import HashedContexts, NoContexts, TokenReader, TokenReading
 from dewmark.dew.reading import check_stored
@@ -39,8 +40,8 @@ from dewmark.encoders.contexts import (
 from dewmark.encoders.token_tables import rows_of, token_table
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic
+from dewmark.stats.evidence import Evidence, Factor
+from dewmark.stats.key_test import Statistic, gaussian_test, key_test
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
     return source
 
 
+TESTS = ("key", "monte-carlo", "gaussian", "beta")
+PLAIN = ("gaussian", "beta")
+"""The paper's own tests, which take tokens as they are.
+
+The others subtract the text's mean unit from each, which is what all texts of a language share, and normalise
+the differences.
+"""
 _SIMULATION = "dew/monte-carlo"  # the purpose of the sub-key from which the Monte-Carlo test draws its keys
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once
 # Opening checks and whitens tables for about a second, and a table takes tens of megabytes: keys bound at
@@ -129,13 +137,20 @@ class DewPaper(Scheme):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDewPaper:
         """Draw the projections and open (or build) the token table and the contexts."""
         reader = self.open_reader(host, workspace)
+        rows, d_C = reader.token_rows, reader.contexts.dim
+        source = hashed = None
+        if not self.token_semantics:
+            markable = np.flatnonzero(np.any(rows != 0, axis=1))
+            source = permuted_rows(key, markable, host.vocab_size)
+        if not self.context_semantics:
+            hashed = HashedContexts(key.subkey("dew/token_only"), d_C)
         return BoundDewPaper(
             self,
             reader,
             key.fingerprint,
-            fold=self.fold_of(key, reader),
-            source=self.sources_of(key, reader),
-            hashed=self.hashed_of(key, reader),
+            fold=Fold.of(key, d_T=rows.shape[1], d_C=d_C, kind=self.projection, n=self.n),
+            source=source,
+            hashed=hashed,
             secret=key.subkey(_SIMULATION),
         )
 
@@ -170,35 +185,6 @@ class DewPaper(Scheme):
         if self.context_encoding == "window":
             return WindowContexts(encoder, host.tokenizer, whitening)
         return ComposedContexts(token_vectors(encoder, host, whitening=whitening, workspace=workspace))
-
-    def scoring(self, reader: TokenReader) -> Scoring:
-        """What tests must know of the scheme."""
-        d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
-        return Scoring(
-            self.gamma,
-            projection_dim(d_T, d_C, kind=self.projection, n=self.n),
-            self.projection,
-            tokens=self.token_semantics,
-            contexts=self.context_semantics,
-        )
-
-    def fold_of(self, key: Key, reader: TokenReader) -> Fold:
-        """A key's projections, folded."""
-        d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
-        return Fold.of(key, d_T=d_T, d_C=d_C, kind=self.projection, n=self.scoring(reader).n)
-
-    def sources_of(self, key: Key, reader: TokenReader) -> I64 | None:
-        """The row of Ê_T that each token uses under a key, (vocab,); None where each uses its own."""
-        if self.token_semantics:
-            return None
-        markable = np.flatnonzero(np.any(reader.token_rows != 0, axis=1))
-        return permuted_rows(key, markable, reader.host.vocab_size)
-
-    def hashed_of(self, key: Key, reader: TokenReader) -> HashedContexts | None:
-        """The contexts that a key makes itself; None where they come from the text's meaning."""
-        if self.context_semantics:
-            return None
-        return HashedContexts(key.subkey("dew/token_only"), reader.contexts.dim)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDewPaper:
         """A detector from stored tables: no key, no host weights."""
@@ -256,7 +242,6 @@ class BoundDewPaper(BoundScheme):
     ) -> None:
         super().__init__(scheme, reader.host, fingerprint)
         self.reader = reader
-        self.scoring = scheme.scoring(reader)
         self.fold = fold
         self.source = source
         self.hashed = hashed
@@ -330,14 +315,29 @@ class BoundDewPaper(BoundScheme):
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
-        for text, evidence in self._score(self.reader.read(texts, prompts), test=test):
-            yield evidence, run_test(text, evidence, self.scoring, test=test, fpr=fpr, secret=self.secret)
+        for evidence in self._score(self.reader.read(texts, prompts), centred=test not in PLAIN):
+            yield evidence, self._tested(evidence, test=test, fpr=fpr)
+
+    def _tested(self, evidence: Evidence, *, test: str, fpr: float) -> Statistic:
+        """Run the named test.
+
+        The simulation draws its keys from a secret and the text, as many as the level ``fpr`` requires.
+        """
+        gamma, n, kind = self.scheme.gamma, self.fold.n, self.scheme.projection
+        if test == "gaussian":
+            return gaussian_test(evidence)
+        if test == "beta":
+            return beta_test(evidence, gamma=gamma, n=n)
+        if test == "monte-carlo":
+            score = functools.partial(saturate, gamma)
+            return monte_carlo_test(evidence, score, n=n, kind=kind, secret=self.secret, level=fpr)
+        return key_test(evidence)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
-        return [evidence for _, evidence in self._score(self.reader.read(texts, prompts), test="key")]
+        return list(self._score(self.reader.read(texts, prompts), centred=True))
 
-    def _score(self, reading: TokenReading, *, test: str) -> Iterator[tuple[TextEvidence, Evidence]]:
+    def _score(self, reading: TokenReading, *, centred: bool) -> Iterator[Evidence]:
         """One text at a time: a text's evidence is much larger than what is kept of it."""
         tokens, contexts = reading.token_rows, reading.context_rows
         if self.source is not None:
@@ -346,8 +346,26 @@ class BoundDewPaper(BoundScheme):
             contexts = self.hashed.vectors(reading.windows)
         Q, scaled = self.fold.rows(tokens), self.fold.contexts(contexts)
         for pairs in reading.texts:
-            text = TextEvidence.of(pairs, reading, contexts, self.scoring, test=test)
-            yield text, text.under(Q, scaled)
+            T: Factor = pairs.tokens
+            rows = Q[pairs.tokens]
+            if self.scheme.token_semantics:
+                T = reading.token_rows[pairs.tokens]
+                if centred and np.any(pairs.tokens != pairs.tokens[:1]):  # a lone unit is not its own mean
+                    share = (pairs.weights / pairs.weights.sum()).astype(np.float32)
+                    T -= share @ T
+                    norms = np.linalg.norm(T, axis=1)[:, None]
+                    T /= norms
+                    rows = (rows - share @ rows) / norms
+            u: F32 = np.einsum("ij,ij->i", rows, scaled[pairs.windows])
+            yield Evidence(
+                scores=saturate(self.scheme.gamma, u.astype(np.float64)),
+                alignments=u,
+                weights=pairs.weights,
+                positions=pairs.positions,
+                T=T,
+                C=contexts[pairs.windows] if self.scheme.context_semantics else pairs.windows,
+                kernel=tanh_kernel(self.scheme.gamma),
+            )
 
     def _mean_score(self, evidence: Evidence) -> float:
         """The mean score per token, which is the paper's: the bias itself."""
