@@ -41,22 +41,16 @@ class StreamDetector(Protocol):
     """Watches one text while it grows; the p-value so far is valid whenever you stop."""
 
     fpr: float
-
-    @property
-    def words(self) -> int:
-        """The number of words read."""
-
-    @property
-    def scored(self) -> int:
-        """The number of words that are evidence."""
+    words: int
+    """The number of words read."""
+    scored: int
+    """The number of words that are evidence."""
+    p_value: float
+    """The p-value so far."""
 
     @property
     def log_e(self) -> float:
         """The logarithm of the e-process, whose mean over keys is at most 1 on unmarked text."""
-
-    @property
-    def p_value(self) -> float:
-        """The p-value so far."""
 
     @property
     def is_marked(self) -> bool:

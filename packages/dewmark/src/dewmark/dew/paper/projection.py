@@ -45,10 +45,9 @@ class Fold:
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int | None) -> Fold:
         """Draw a key's projections and fold them."""
-        projections = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
-        R_T, R_C = projections.R_T, projections.R_C
+        R_T, R_C = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
         product, gram, G = (matrix.astype(np.float32) for matrix in (R_T @ R_C.T, R_T @ R_T.T, R_C @ R_C.T))
-        return cls(product, gram, G, projections.n)
+        return cls(product, gram, G, R_T.shape[1])
 
     @classmethod
     def of_matrix(cls, W: F32) -> Fold:
