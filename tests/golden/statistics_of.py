@@ -29,7 +29,7 @@ _LOCATED = (
     "synthid",
     "unigram",
 )
-_RETAINED = ("tokens bias, composed white contexts", "tokens bias, no meaning", "kgw")
+_RETAINED = ("tokens bias, no meaning", "kgw")
 
 
 def keys(world: worlds.World) -> dict[str, Any]:

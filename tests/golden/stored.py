@@ -15,7 +15,6 @@ DETECTORS = Path(__file__).parent / "detectors"
 
 KEPT = {
     "lexicon": "lexicon (the default)",
-    "tokens": "tokens bias, composed white contexts",
     "tokens-window": "tokens bias, window white contexts",
     "kgw": "kgw",
 }

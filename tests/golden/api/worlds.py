@@ -45,7 +45,6 @@ DEW: dict[str, tuple[str, Settings]] = {
     "tokens bias, token meaning only": ("dew-paper", {"mode": "token_only"}),
     "tokens bias, context meaning only": ("dew-paper", {**_COMPOSED, "mode": "context_only"}),
     "tokens bias, no meaning": ("dew-paper", {"mode": "neither"}),
-    "tokens bias, orthogonal projections": ("dew-paper", {**_COMPOSED, "projection": "orthogonal"}),
 }
 
 # The other schemes, each as it comes, and the variants that go other ways through the code.

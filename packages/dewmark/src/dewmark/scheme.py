@@ -110,17 +110,15 @@ class Scheme(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     needs: ClassVar[Needs] = Needs()
+    # Whether the key may have members, payloads and epochs
     reads_rings: ClassVar[bool] = False
-    """Whether the key may have members, payloads and epochs."""
+    # Whether it detects without the host, even without its tokenizer
     host_free: ClassVar[bool] = False
-    """Whether it detects without the host, even without its tokenizer."""
+    # Whether detection gains from a language model that reads the text (`Expectations`)
     takes_reader: ClassVar[bool] = False
-    """Whether detection gains from a language model that reads the text (`Expectations`)."""
+    # Whether unrelated texts have nearly independent scores under one key in every language: if so, texts in
+    # languages that it does not know get verdicts too, if they have enough evidence
     language_free: ClassVar[bool] = False
-    """Whether unrelated texts have nearly independent scores under one key in every language.
-
-    If so, texts in languages that it does not know get verdicts too, if they have enough evidence.
-    """
 
     def __post_init__(self) -> None:
         for name, value in cfg.coerced(self).items():

@@ -255,7 +255,7 @@ def test_penalties_apply_before_the_choice(start) -> None:
 
 
 def test_a_bias_leaves_penalties_to_vllm(start) -> None:
-    processor, before = start(settings=""), torch.zeros(1, VOCAB)
+    processor, before = start("dew-paper"), torch.zeros(1, VOCAB)
     given = SamplingParams(seed=1, presence_penalty=50.0)
     processor.update_state(BatchUpdate(1, [], [(0, given, [5, 6], [7])], []))
     assert float(processor.apply(before)[0, 7]) > -40.0
