@@ -264,7 +264,7 @@ class BoundScheme(ABC):
             return session
         from dewmark.sampling import SessionProcessor
 
-        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding, final=True)
+        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
 
     # Detection
 

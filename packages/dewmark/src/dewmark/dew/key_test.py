@@ -24,7 +24,7 @@ from dewmark.dew.matrix import TextMatrix, statistic, text_matrices, z_scores
 from dewmark.dew.reading import LexiconReader
 from dewmark.scheme import UNITS_PER_CHUNK, check_texts, make_detection, text_chunks, token_scores
 from dewmark.types import Detection
-from dewmark.workspace import Expectations, Progress, Tokenized
+from dewmark.workspace import Progress, Tokenized, Workspace
 
 _KEYS_AT_ONCE = 64
 _MATRIX_BYTES = 256 << 20  # of the matrices of texts
@@ -39,12 +39,12 @@ def detect_keys(
     limit: float,
     prompts: Sequence[str | None] | None,
     fpr: float,
-    progress: Progress,
-    expectations: Expectations | None = None,
+    workspace: Workspace,
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
     before = reader.tokenize(check_texts(texts, prompts, fpr))
     tokenized = reader.tokenize(texts)
+    expectations = workspace.expectations
     named = None if expectations is None else expectations.name
     shape = (reader.lexicon.dim, reader.lexicon.dim)
     at_once = max(_MATRIX_BYTES // (8 * shape[0] * shape[1]), 1)
@@ -54,7 +54,7 @@ def detect_keys(
         matrices = text_matrices(reading, limit=limit)
         texts_left = iter(tokenized[part])
         while some := list(itertools.islice(matrices, at_once)):
-            z = _under(keys, some, shape, progress)
+            z = _under(keys, some, shape, workspace.progress)
             for text, matrix, row in zip(itertools.islice(texts_left, len(some)), some, z, strict=True):
                 share = reader.carrying(text)
                 found.append(

@@ -170,8 +170,7 @@ class DEW(Scheme):
             limit=self.flatten,
             prompts=prompts,
             fpr=fpr,
-            expectations=workspace.expectations,
-            progress=workspace.progress,
+            workspace=workspace,
         )
 
 
