@@ -53,11 +53,14 @@ def sums_of(rows: F32, index: I64) -> F32:
 class Contexts(ABC):
     """Maps windows of token ids to unit vectors.
 
-    ``table`` (vocab_size, dim) holds the vectors that contexts are sums of, where they are such sums.
+    ``table`` (vocab_size, dim) holds the vectors that contexts are sums of, where they are such sums. Where
+    an ``encoder`` runs on a window's text, its vectors may be whitened by ``whitening``.
     """
 
     dim: int
     table: F16 | None = None
+    encoder: Encoder | None = None
+    whitening: Whitening | None = None
 
     @abstractmethod
     def vectors(self, windows: I64) -> F32:
@@ -84,7 +87,7 @@ class WindowContexts(Contexts):
     """Encodes the text of each distinct window once, and caches it."""
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, whitening: Whitening | None) -> None:
-        self.encoder = encoder
+        self.encoder: Encoder = encoder
         self.tokenizer = tokenizer
         self.whitening = whitening
         self.dim = encoder.dim

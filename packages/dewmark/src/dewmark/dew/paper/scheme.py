@@ -383,8 +383,8 @@ class BoundDewPaper(BoundScheme):
         contexts = self.reader.contexts
         if contexts.table is not None:
             arrays["context_rows"] = contexts.table
-        if isinstance(contexts, WindowContexts):
+        if contexts.encoder is not None:
             meta["encoder"] = contexts.encoder.identity
-            if contexts.whitening is not None:
-                arrays |= {"mean": contexts.whitening.mean, "matrix": contexts.whitening.matrix}
+        if contexts.whitening is not None:
+            arrays |= {"mean": contexts.whitening.mean, "matrix": contexts.whitening.matrix}
         return State(meta=meta, arrays=arrays)
