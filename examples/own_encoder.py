@@ -2,7 +2,8 @@
 
     python examples/own_encoder.py
 
-marks a text on a tiny host with DEW over this encoder, and detects it. To publish the encoder, put the class
+marks a text on a tiny host with the paper's scheme over this encoder, and detects it. `dewmark build-lexicon`
+makes a lexicon for the default scheme from it. To publish the encoder, put the class
 into a package with an entry point:
 
     [project.entry-points."dewmark.encoders"]
@@ -43,8 +44,8 @@ if __name__ == "__main__":
     from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
 
     dewmark.ENCODERS.register("ngrams", CharacterNgrams)
-    key, settings = dewmark.Key.generate(), {"encoder": "ngrams"}
-    wm = dewmark.Watermark(key, host=FakeHost(), scheme="dew-open", settings=settings)
+    key, settings = dewmark.Key.generate(), {"encoder": "ngrams", "lambda": 6.0}
+    wm = dewmark.Watermark(key, host=FakeHost(), scheme="dew-paper", settings=settings)
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text
     print(text)
     print(wm.detect(text))

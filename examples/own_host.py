@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 import dewmark
-from dewmark.encoders.word_vectors import register_texts
+from dewmark.encoders.contexts import register_texts
 from dewmark.sampling import RandomStreams, draw
 
 END, UNKNOWN = 0, 1

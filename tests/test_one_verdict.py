@@ -164,13 +164,6 @@ def test_detect_and_detect_batch_fill_the_same_fields(texts):
         assert one.looks == other.looks == Looks()
 
 
-def test_torch(texts, expected):
-    pytest.importorskip("torch")
-    moved = dewmark.load_scheme(KEY).on("cpu:0")  # the batched path of accelerators
-    far = [i for i, (_, p) in enumerate(expected) if abs(p - FPR) > 1e-5]
-    agree([expected[i] for i in far], moved.detect_batch([texts[i] for i in far]), p=1e-5)
-
-
 def test_commands(texts, expected, key_file, tmp_path, capsys):
     files = [tmp_path / f"{i:03}.txt" for i in range(len(texts))]
     for file, text in zip(files, texts, strict=True):

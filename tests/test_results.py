@@ -16,7 +16,7 @@ from scipy.special import ndtr, ndtri
 
 import dewmark
 from dewmark.config import config_hash
-from dewmark.dew.bound import BoundWords
+from dewmark.dew.scheme import BoundDEW
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -175,7 +175,7 @@ def test_a_file_was_made_with_the_configuration_that_its_page_claims(file: Path)
     settings = bound.scheme.to_dict()
     parts: list[object] = [{name: settings[name] for name in ("flatten", "k", "lexicon")}]
     if file.name == "one-key.json":
-        assert isinstance(bound, BoundWords)
+        assert isinstance(bound, BoundDEW)
         parts.append(bound.reader.packaged.identity)
     assert data["configuration"] == config_hash(*parts)
 

@@ -16,8 +16,8 @@ from dewmark.registry import SCHEMES
 from dewmark.testing.trial import host_for
 
 FAST = ("dew", "kgw")  # the others run under the marker ``contract``
-# passed with --set; flattening leaves nothing of the tiny host's few words
-SETTINGS = {"dew": "k=2", "dew-open": "flatten=none", "kgw": "prefix=3"}
+# passed with --set
+SETTINGS = {"dew": "k=2", "kgw": "prefix=3"}
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.contract) for name in SCHEMES]
 
 

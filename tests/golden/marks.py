@@ -25,8 +25,6 @@ city town road tree hill sea ship wind rain sun story book word hand eye heart
 
 GENERATE = (
     "lexicon (the default)",
-    "words gumbel",
-    "tokens gumbel, composed white contexts",
     "tokens bias, composed white contexts",
     "tokens bias, window raw contexts (the paper)",
     "kgw",

@@ -21,17 +21,15 @@ _LANGUAGES = (
     "สะพานเก่าข้ามแม่น้ำยังไม่เปิด",
     "if (x != 42) { return a_b[i]; }  # ﬁne ½ Ⅷ I\u0307stanbul e\u0301t\u00e9 soft\u00adhyphen",
 )
-_JUDGED = ("lexicon (the default)", "words gumbel", "tokens bias, window raw contexts (the paper)", "kgw")
+_JUDGED = ("lexicon (the default)", "tokens bias, window raw contexts (the paper)", "kgw")
 _LOCATED = (
-    "words gumbel",
-    "tokens gumbel, composed white contexts",
     "tokens bias, window raw contexts (the paper)",
     "kgw",
     "exp",
     "synthid",
     "unigram",
 )
-_RETAINED = ("words gumbel", "tokens gumbel, composed white contexts", "tokens bias, no meaning", "kgw")
+_RETAINED = ("tokens bias, no meaning", "kgw")
 
 
 def keys(world: worlds.World) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def hosts(world: worlds.World) -> dict[str, Any]:
             host, None, PROMPTS, seeds=SEEDS, tokens=30, temperature=0.0, no_repeat_ngram=3
         ),
         "marked, no 2-gram twice": writing.write(
-            host, world.bind("words gumbel"), PROMPTS, seeds=SEEDS, tokens=30, no_repeat_ngram=2
+            host, world.bind("lexicon (the default)"), PROMPTS, seeds=SEEDS, tokens=30, no_repeat_ngram=2
         ),
         "one by one": writing.write(host, world.bind("kgw"), PROMPTS, seeds=SEEDS, tokens=12, batch_size=1),
         "log-likelihoods": writing.likelihoods(host, PROMPTS, [one["text"] for one in plain]),

@@ -15,8 +15,6 @@ DETECTORS = Path(__file__).parent / "detectors"
 
 KEPT = {
     "lexicon": "lexicon (the default)",
-    "words": "words gumbel",
-    "tokens": "tokens gumbel, composed white contexts",
     "tokens-window": "tokens bias, window white contexts",
     "kgw": "kgw",
 }
@@ -46,8 +44,6 @@ _EXPORTED = (
 )
 _ENGINES = (
     "lexicon (the default)",
-    "words gumbel",
-    "tokens gumbel, composed white contexts",
     "tokens bias, composed white contexts",
     "tokens bias, window raw contexts (the paper)",
     "kgw",

@@ -10,7 +10,6 @@ from tests.golden.compare import ELSEWHERE, differences
 SOME = {
     "dew": (
         "dew: lexicon (the default)",
-        "dew: words gumbel",
         "dew: tokens bias, window raw contexts (the paper)",
     ),
     "baselines": ("baseline: kgw",),

@@ -198,7 +198,7 @@ class Bench:
         """How many tokens the kernels draw as torch does, and the µs of a step in a CUDA graph."""
         dew = SCHEMES["dew"]().bind(named_key("speed"), self.host.info, Workspace(cache=cache_dir()))
         session = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt)))
-        tables = session._batch.texts(prompt).aligner.tables
+        tables = session.texts.tables
         if not tables.kernels:
             return "not used here"
         ids = torch.cat((prompt, recorded.tokens), dim=1)
@@ -212,13 +212,14 @@ class Bench:
         same = sum(int((a == b).sum()) for a, b in zip(*drawn, strict=True))
         found: dict[str, object] = {"same": same, "of": len(prompt) * (self.args.warm + self.args.turn)}
         if self.device.type == "cuda":
-            batch = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt)))._batch
-            texts, scores, token = batch.texts(prompt), recorded.logits[0].float(), ids[:, PROMPT].clone()
+            texts = dew.session(prompt, torch.ones_like(prompt), seeds=range(len(prompt))).texts
+            W = torch.from_numpy(dew.W).to(self.device)
+            scores, token = recorded.logits[0].float(), ids[:, PROMPT].clone()
             random = RandomStreams(range(len(prompt)), device=self.device).states(0)
 
             def step() -> None:
-                texts.states.push(token.unsqueeze(1))
-                chosen, _ = dew.race(scores, texts, [self.decoding] * len(prompt), random)
+                texts.push(token.unsqueeze(1))
+                chosen, _ = dew.race(scores, texts, W, [self.decoding] * len(prompt), random)
                 token.copy_(chosen)
 
             replay = captured(step, device=self.device)
@@ -310,23 +311,19 @@ class Bench:
     # Detection
 
     def detect(self) -> object:
-        """The default without a host, on this device and on one thread of the CPU."""
+        """The default without a host, on one thread of the CPU."""
         bound = dewmark.load_scheme(named_key("speed"), host=None)
         texts = random_texts(self.host.info.tokenizer, 600, tokens=200, seed=0)
-        found = {}
-        for name in dict.fromkeys((self.args.device, "cpu")):
-            device, mine = torch.device(name), bound.on(name)
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            mine.detect_batch(texts[:50])
-            batched = [
-                1e3 * seconds(functools.partial(mine.detect_batch, texts[at : at + 100]), device) / 100
-                for at in range(0, 500, 100)
-            ]
-            single = [1e3 * seconds(functools.partial(mine.detect, text), device) for text in texts[500:540]]
-            torch.set_num_threads(threads)
-            found[device.type] = {"ms_batched": _quartiles(batched), "ms_single": _quartiles(single)}
-        return found
+        device, threads = torch.device("cpu"), torch.get_num_threads()
+        torch.set_num_threads(1)
+        bound.detect_batch(texts[:50])
+        batched = [
+            1e3 * seconds(functools.partial(bound.detect_batch, texts[at : at + 100]), device) / 100
+            for at in range(0, 500, 100)
+        ]
+        single = [1e3 * seconds(functools.partial(bound.detect, text), device) for text in texts[500:540]]
+        torch.set_num_threads(threads)
+        return {"cpu": {"ms_batched": _quartiles(batched), "ms_single": _quartiles(single)}}
 
     def memory(self) -> object:
         """MB of a fresh process that scores texts under a key."""

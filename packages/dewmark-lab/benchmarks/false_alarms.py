@@ -1,6 +1,6 @@
 """False-positive rates of many keys on unmarked texts (docs/statistics.md, docs/results/one-key.md).
 
-    python benchmarks/false_alarms.py --cell de=de.jsonl --config white: --config raw: flatten=null
+    python benchmarks/false_alarms.py --cell de=de.jsonl --config white: --config raw: flatten=1e9
 
 A cell is NAME=FILE[:FIRST:LAST], JSONL rows with ``text`` or ``response``; texts are truncated to about
 ``--tokens`` tokens. For each configuration and test the table shows the share of texts with p < 0.01, mean

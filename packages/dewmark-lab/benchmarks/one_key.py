@@ -1,6 +1,6 @@
 """What one key does to unmarked texts of one kind: r, and the rates of many keys (docs/results/one-key.md).
 
-    python benchmarks/one_key.py KINDS.json --keys 1000 [--set flatten=null ...] [--out TABLE.json]
+    python benchmarks/one_key.py KINDS.json --keys 1000 [--set flatten=2 ...] [--out TABLE.json]
 
 KINDS.json maps the name of a kind to a list of texts. For each kind the table has the mean correlation r of
 two texts' z under one key and the r that matches the variance of a key's rate at 1% (closed forms, without
@@ -24,7 +24,7 @@ from script_inputs import named_key
 import dewmark
 from dewmark.config import config_hash, parse_settings
 from dewmark.core.projections import draw_float32_matrix
-from dewmark.dew.bound import BoundWords
+from dewmark.dew.scheme import BoundDEW
 from dewmark.stats.one_key import matching_correlation, mean_correlation, rate_ceiling
 from dewmark.verdict import MIN_EFFECTIVE_LENGTH
 
@@ -32,13 +32,13 @@ DETECTION = ("flatten", "k", "lexicon")  # the settings on which unmarked texts'
 LEVEL, LEVELS = 0.01, (0.05, 0.01, 0.001, 0.0001)
 
 
-def configuration(bound: BoundWords) -> str:
+def configuration(bound: BoundDEW) -> str:
     """What the scores of unmarked texts depend on: settings, and the packaged reader."""
     settings = bound.scheme.to_dict()
     return config_hash({name: settings[name] for name in DETECTION}, bound.reader.packaged.identity)
 
 
-def matrices(bound: BoundWords, texts: list[str]) -> np.ndarray:
+def matrices(bound: BoundDEW, texts: list[str]) -> np.ndarray:
     """F/‖F‖ of the texts that get a verdict, (texts, d_T · d_C)."""
     found = bound.read(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
     tested = [each for each in found if each.square and each.effective_length >= MIN_EFFECTIVE_LENGTH]
@@ -59,8 +59,8 @@ def main() -> None:
     settings = parse_settings(options.set)
     keys = [named_key(f"one-key-{i}") for i in range(options.keys)]
     bound, bare = (dewmark.load_scheme(keys[0], settings=settings, reader=each) for each in (None, "none"))
-    assert isinstance(bound, BoundWords)
-    assert isinstance(bare, BoundWords)
+    assert isinstance(bound, BoundDEW)
+    assert isinstance(bare, BoundDEW)
     d_T, d_C = bound.W.shape
     W = np.stack([draw_float32_matrix(key, d_T=d_T, d_C=d_C).ravel() for key in keys], axis=1)
     rows, tested, alarms = [], 0, np.zeros(len(LEVELS))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
-import itertools
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,14 +13,9 @@ from numpy.typing import NDArray
 
 from dewmark.encoders import lexicon
 from dewmark.encoders.base import Encoder
-from dewmark.encoders.lexicon_build import FormList, build_lexicon
-from dewmark.encoders.word_vectors import WordStatistics, WordVectors
 
 COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
 """`dew-paper` without an encoder at each step: whitened contexts, composed of token vectors."""
-
-
-_FORMS = 1200
 
 
 def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
@@ -41,21 +32,12 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     )
 
 
-@functools.cache
 def tiny_lexicon() -> Path:
-    """A lexicon of the words that fake hosts write, with the vectors of the small encoder."""
-    fake = pytest.importorskip("dewmark.hosts.fake", exc_type=ImportError)  # needs torch
+    """A lexicon of the words that fake hosts write, with the vectors of the small encoder.
 
-    forms = tuple(itertools.islice(fake._words(), _FORMS))
-    listed = FormList(forms, 0.1 / np.arange(2.0, 2.0 + len(forms)), ("en",) * len(forms))
-    vectors = WordVectors(BagEncoder(), None)
-    nothing = np.zeros(vectors.dim, dtype=np.float32)
-    centre = vectors.vectors(forms).mean(axis=0)
-    statistics = WordStatistics(centre, centre, centre, nothing[:, None][:0].reshape(0, vectors.dim))
-    out = Path(tempfile.mkdtemp(prefix="dewmark-lexicon-"))
-    atexit.register(shutil.rmtree, out, ignore_errors=True)
-    build_lexicon(listed, vectors, statistics, out=out, dim=vectors.dim)
-    return out
+    `dewmark_lab.lexicon_build.build_lexicon` wrote it with `BagEncoder`, and nothing removed but the mean.
+    """
+    return Path(__file__).parent / "data" / "tiny_lexicon"
 
 
 class BagEncoder(Encoder):

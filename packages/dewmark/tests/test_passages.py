@@ -24,6 +24,7 @@ from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(3, 35)))
 PROMPT = " the old bridge over the river"
+_MARKED: dict[tuple[str, str], str] = {}  # written once per scheme and key
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,11 @@ def words(host: FakeHost, count: int, *, seed: int) -> str:
 
 def mixed(host: FakeHost, scheme: dewmark.BoundScheme) -> tuple[str, int, int]:
     """120 unmarked words, 120 marked ones, 120 unmarked; and the place of the marked ones."""
-    (marked,) = host.generate(
-        [PROMPT],
-        scheme=scheme,
-        seeds=[1],
-        decoding=Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=3),
-    )
-    insert = marked.text.strip()
+    name = (scheme.scheme.name, scheme.fingerprint)
+    if name not in _MARKED:
+        long = Decoding(max_new_tokens=120, min_new_tokens=120, no_repeat_ngram=3)
+        _MARKED[name] = host.generate([PROMPT], scheme=scheme, seeds=[1], decoding=long)[0].text.strip()
+    insert = _MARKED[name]
     before, after = words(host, 120, seed=1) + " ", " " + words(host, 120, seed=2)
     return before + insert + after, len(before), len(before) + len(insert)
 

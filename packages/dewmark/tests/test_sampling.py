@@ -70,7 +70,7 @@ def test_the_race_samples_from_the_warped_distribution():
     warped = TemperatureLogitsWarper(0.7)(None, scores)
     warped = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, warped))
     expected = warped.double().softmax(-1)[0].numpy()
-    count = 20_000
+    count = 8_000
     ids, fine = drawn(scores.expand(count, -1), Decoding(temperature=0.7, top_k=20, top_p=0.8))
     visits = np.bincount(ids.numpy(), minlength=50)
     assert fine.all()

@@ -66,7 +66,7 @@ def key_numbers() -> dict[str, Json]:
         "normals": key.stream("golden").normals(2, 3),
         "permutation": key.stream("golden").permutation(20),
         "projections": {
-            kind: [made.n, *(array_facts(np.asarray(one)) for one in (made.R_T, made.R_C))]
+            kind: [made[0].shape[1], *(array_facts(np.asarray(one)) for one in made)]
             for kind, made in drawn.items()
         },
         "keyed hash": [int(word) for word in pairs.words(contexts, np.arange(6))],

@@ -31,35 +31,20 @@ CPU = torch.device("cpu")
 _COMPOSED: Settings = {"context_encoding": "composed", "whiten_contexts": True}
 _RAW: Settings = {"context_encoding": "composed"}
 _WINDOW: Settings = {"whiten_contexts": True}
-_GUMBEL: Settings = {"sampler": "gumbel"}
 
 # DEW: what is scored, how it is drawn, how contexts are made.
 DEW: dict[str, tuple[str, Settings]] = {
     "lexicon (the default)": ("dew", {}),
     "lexicon, strong": ("dew", {"strength": "strong"}),
-    "words gumbel": ("dew-open", {}),
-    "words gumbel, centred at rare words": ("dew-open", {"word_centre": "rare"}),
-    "words gumbel, not flattened": ("dew-open", {"flatten": None}),
-    "words gumbel, contexts of two": ("dew-open", {"k": 2}),
-    "words gumbel, all randomness keyed": ("dew-open", {"alpha": 1.0}),
-    "tokens gumbel, composed white contexts": ("dew-paper", {**_GUMBEL, **_COMPOSED}),
-    "tokens gumbel, composed raw contexts": ("dew-paper", {**_GUMBEL, **_RAW}),
-    "tokens gumbel, window white contexts": ("dew-paper", {**_GUMBEL, **_WINDOW}),
-    "tokens gumbel, window raw contexts": ("dew-paper", _GUMBEL),
     "tokens bias, composed white contexts": ("dew-paper", _COMPOSED),
     "tokens bias, composed raw contexts": ("dew-paper", _RAW),
     "tokens bias, window white contexts": ("dew-paper", _WINDOW),
     "tokens bias, window raw contexts (the paper)": ("dew-paper", {}),
     "tokens bias, strength 4 on 16 candidates": ("dew-paper", {**_COMPOSED, "lambda": 4.0, "m": 16}),
-    "tokens bias, nucleus": ("dew-paper", {**_COMPOSED, "nucleus": 0.9}),
     "tokens bias, raw token table": ("dew-paper", {**_COMPOSED, "whiten_tokens": False}),
     "tokens bias, token meaning only": ("dew-paper", {"mode": "token_only"}),
     "tokens bias, context meaning only": ("dew-paper", {**_COMPOSED, "mode": "context_only"}),
     "tokens bias, no meaning": ("dew-paper", {"mode": "neither"}),
-    "tokens gumbel, orthogonal projections": (
-        "dew-paper",
-        {**_GUMBEL, **_COMPOSED, "projection": "orthogonal"},
-    ),
 }
 
 # The other schemes, each as it comes, and the variants that go other ways through the code.
@@ -107,7 +92,6 @@ REAL: dict[str, tuple[str, Settings]] = {
     name: MARKS[name]
     for name in (
         "lexicon (the default)",
-        "tokens gumbel, composed white contexts",
         "tokens bias, composed white contexts",
         "tokens bias, window raw contexts (the paper)",
         "kgw",

@@ -32,8 +32,7 @@ from dewmark.dew.expected import READ
 from dewmark.dew.matrix import start_columns
 from dewmark.dew.packaged_reader import PackagedReader
 from dewmark.dew.scheme import BoundDEW
-from dewmark.encoders.lexicon import lexicon_folder
-from dewmark.encoders.word_vectors import FREQUENT, FREQUENT_TIMES, SIF
+from dewmark.encoders.lexicon import FREQUENT, FREQUENT_TIMES, SIF, lexicon_folder
 from dewmark.errors import ConfigError, StorageError
 from dewmark.scheme import BoundScheme, reader_name
 from dewmark.storage import atomic_write, load_bundle

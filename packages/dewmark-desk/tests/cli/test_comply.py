@@ -16,7 +16,7 @@ from dewmark_desk.reports.dossier_pages import dossier_pdf
 from dewmark_desk.signing import SigningKey, load_signers, verify
 
 SMALL = (
-    "--scheme", "dew-paper", "--set", "sampler=gumbel", "--texts", "6", "--chats", "3", "--per-language", "1",
+    "--scheme", "dew-paper", "--set", "lambda=4", "--texts", "6", "--chats", "3", "--per-language", "1",
     "--per-format", "1", "--languages", "de,fr", "--length", "20,40", "--batch-size", "4",
     "--attack", "delete:r=0.3", "--attack", "truncate:n=20",
 )  # fmt: skip

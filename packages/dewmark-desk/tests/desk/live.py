@@ -55,7 +55,7 @@ def host() -> FakeHost:
 @functools.cache
 def watermark(tenant: str) -> Watermark:
     """DEW under a tenant's key, with an encoder that needs no model."""
-    settings = {"sampler": "gumbel", "alpha": 0.9, **COMPOSED}
+    settings = {"lambda": 6.0, **COMPOSED}
     with (
         mock.patch.dict("dewmark.encoders.loaded", clear=True),
         mock.patch("dewmark.encoders.create", return_value=BagEncoder()),

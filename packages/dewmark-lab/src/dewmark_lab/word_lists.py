@@ -1,4 +1,4 @@
-"""Lists of the frequent forms of many languages, from which `dewmark.encoders.lexicon_build` makes a lexicon.
+"""Lists of the frequent forms of many languages, from which `dewmark_lab.lexicon_build` makes a lexicon.
 
 Forms come from the word lists of the PyPI package `wordfreq` (extra ``lexicon``). A form enters if
 `dewmark.text.words` finds exactly one word in it, without digits: a unit or a character in Chinese and
@@ -9,12 +9,16 @@ several languages has its highest frequency.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 import regex
 
-from dewmark.encoders.lexicon_build import FormList
+from dewmark.arrays import F64
+from dewmark.encoders.lexicon import SIF
 from dewmark.errors import ConfigError
 from dewmark.extras import require
 from dewmark.text.words import words
@@ -32,6 +36,35 @@ _NO_DIGITS = regex.compile(r"(?!.*\p{N}).+", regex.V1)
 
 
 _OTHER_SIZE = 10_000
+_ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
+
+
+@dataclass(frozen=True)
+class FormList:
+    """N forms with their frequency p (N,), most frequent first, and the language of each."""
+
+    forms: tuple[str, ...]
+    frequency: F64
+    languages: tuple[str, ...]
+
+
+def word_weight(form: str) -> float:
+    """α(w) = a / (a + p(w)), in (0, 1]; 1 for a word in no list.
+
+    p(w) follows Zipf's law in a short list of frequent words per language, ordered by frequency.
+    """
+    return SIF / (SIF + _frequencies().get(form, 0.0))
+
+
+@functools.cache
+def _frequencies() -> dict[str, float]:
+    found: dict[str, float] = {}
+    file = resources.files("dewmark_lab") / "data" / "frequent.txt"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        _, listed = line.split(":", 1)
+        for rank, form in enumerate(dict.fromkeys(word.form for word in words(listed)), start=1):
+            found[form] = max(found.get(form, 0.0), _ZIPF / (rank + 1))
+    return found
 
 
 def parse_sizes(languages: str | None) -> Mapping[str, int]:

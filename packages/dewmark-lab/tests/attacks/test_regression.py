@@ -198,10 +198,7 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
 
 
 def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
-    settings = {"alpha": 1.0}
-    victim = as_dew(
-        dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, scheme="dew-open", settings=settings)
-    )
+    victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={"alpha": 1.0}))
     marked, base = texts_of(host, victim, 60, seed=0), texts_of(host, None, 60, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))

@@ -77,13 +77,13 @@ def test_a_bias_has_its_closed_form(host, texts):
 
 
 def test_a_weaker_key_moves_less(host, texts, bag_encoder):
-    """DEW's divergence grows with α, from draws over the fresh noise."""
+    """The divergence of the paper's bias grows with λ."""
 
-    def mean(alpha: float) -> float:
-        bound = schemes(host, "dew-paper", keys=2, sampler="gumbel", alpha=alpha, **COMPOSED)
+    def mean(strength: float) -> float:
+        bound = schemes(host, "dew-paper", keys=2, lambda_=strength, **COMPOSED)
         return divergence(host, bound, PROMPTS, texts, decoding=Decoding(), steps=4, draws=400, cells=32).mean
 
-    weak, strong = mean(0.02), mean(0.9)
+    weak, strong = mean(0.02), mean(4.0)
     assert abs(weak) < 0.1 < 0.5 < strong
 
 

@@ -41,22 +41,16 @@ class StreamDetector(Protocol):
     """Watches one text while it grows; the p-value so far is valid whenever you stop."""
 
     fpr: float
-
-    @property
-    def words(self) -> int:
-        """The number of words read."""
-
-    @property
-    def scored(self) -> int:
-        """The number of words that are evidence."""
+    words: int
+    """The number of words read."""
+    scored: int
+    """The number of words that are evidence."""
+    p_value: float
+    """The p-value so far."""
 
     @property
     def log_e(self) -> float:
         """The logarithm of the e-process, whose mean over keys is at most 1 on unmarked text."""
-
-    @property
-    def p_value(self) -> float:
-        """The p-value so far."""
 
     @property
     def is_marked(self) -> bool:
@@ -117,9 +111,6 @@ class HasRing(Protocol):
 
     def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
         """The same scheme, marking as one member of the key's ring and with a payload."""
-
-    def by_text(self, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-        """The schemes that mark texts with these seeds, each with the places of its texts."""
 
 
 @runtime_checkable
@@ -188,11 +179,6 @@ def for_member(bound: BoundScheme, *, member: int | None, payload: int | None) -
     if member is None and payload is None:
         return bound
     return capability(bound, HasRing).for_member(member=member, payload=payload)
-
-
-def by_text(bound: BoundScheme, seeds: Sequence[int]) -> list[tuple[BoundScheme, list[int]]]:
-    """The schemes that mark texts with these seeds, each with the places of its texts."""
-    return bound.by_text(seeds) if isinstance(bound, HasRing) else [(bound, list(range(len(seeds))))]
 
 
 def record(bound: object, texts: Sequence[str], *, seeds: Sequence[int]) -> None:

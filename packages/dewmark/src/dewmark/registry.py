@@ -137,7 +137,6 @@ SCHEMES = Registry(
     "scheme",
     {
         "dew": "dewmark.dew.scheme:DEW",
-        "dew-open": "dewmark.dew.open.scheme:DewOpen",
         "dew-paper": "dewmark.dew.paper.scheme:DewPaper",
         "sglang-gumbel": "dewmark.engine_marks.sglang_gumbel:SGLangGumbel",
         "transformers-kgw": "dewmark.engine_marks.transformers_kgw:TransformersKGW",

@@ -544,13 +544,13 @@ def left_padding(
 
 
 class SessionProcessor:
-    """A session as a logits processor that draws: one finite logit per row comes out."""
+    """A session of final logits as a processor that draws: one finite logit per row comes out."""
 
     def __init__(
-        self, session: Session, *, rows: int, seeds: Sequence[int] | None, decoding: Decoding, final: bool
+        self, session: Session, *, rows: int, seeds: Sequence[int] | None, decoding: Decoding
     ) -> None:
         decoding.check_samples()
-        self._session, self._decoding, self._final = session, decoding, final
+        self._session, self._decoding = session, decoding
         self._rows = rows
         self._seeds = fresh_seeds(rows, seeds)
         self._noise: RandomStreams | None = None
@@ -573,7 +573,7 @@ class SessionProcessor:
             self._step,
             session=self._session,
             input_ids=input_ids,
-            final=self._final,
+            final=True,
         )
         self._step += 1
         return one_hot_logits(scores, choice)

@@ -110,6 +110,15 @@ class Scheme(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     needs: ClassVar[Needs] = Needs()
+    # Whether the key may have members, payloads and epochs
+    reads_rings: ClassVar[bool] = False
+    # Whether it detects without the host, even without its tokenizer
+    host_free: ClassVar[bool] = False
+    # Whether detection gains from a language model that reads the text (`Expectations`)
+    takes_reader: ClassVar[bool] = False
+    # Whether unrelated texts have nearly independent scores under one key in every language: if so, texts in
+    # languages that it does not know get verdicts too, if they have enough evidence
+    language_free: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, value in cfg.coerced(self).items():
@@ -162,46 +171,16 @@ class Scheme(ABC):
         for key in keys:
             yield self.bind(key, host, workspace)
 
-    @property
-    def needs_as_set(self) -> Needs:
-        """What the scheme requires with its present settings."""
-        return self.needs
-
-    @property
-    def reads_rings(self) -> bool:
-        """Whether the key may have members, payloads and epochs."""
-        return False
-
-    @property
-    def host_free(self) -> bool:
-        """Whether it detects without the host, even without its tokenizer."""
-        return False
-
-    @property
-    def takes_reader(self) -> bool:
-        """Whether detection gains from a language model that reads the text (`Expectations`)."""
-        return False
-
     def check_reader(self, reader: Expectations | None) -> None:
         """Raise `ConfigError` for a reader that the scheme makes no use of."""
         if not isinstance(reader, NoReader | None) and not self.takes_reader:
-            raise ConfigError(
-                f"{self.name} makes no use of a reader, only dew and dew-open do: leave the reader out"
-            )
+            raise ConfigError(f"{self.name} makes no use of a reader, only dew does: leave the reader out")
 
     @property
     def languages(self) -> frozenset[str] | None:
         """The languages that it knows; None if it does not depend on them, or if its encoder does not say."""
         encoder = getattr(self, "encoder", None)
         return encoder_languages(encoder) if isinstance(encoder, str) else None
-
-    @property
-    def language_free(self) -> bool:
-        """Whether unrelated texts have nearly independent scores under one key in every language.
-
-        If so, texts in languages that it does not know get verdicts too, if they have enough evidence.
-        """
-        return False
 
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
@@ -232,8 +211,8 @@ class BoundScheme(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the scheme requires with its present settings."""
-        return self.scheme.needs_as_set
+        """What the scheme requires."""
+        return self.scheme.needs
 
     @property
     def config_hash(self) -> str:
@@ -285,7 +264,7 @@ class BoundScheme(ABC):
             return session
         from dewmark.sampling import SessionProcessor
 
-        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding, final=True)
+        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
 
     # Detection
 

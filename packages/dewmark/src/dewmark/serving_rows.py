@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -40,11 +40,9 @@ class Rows(ABC):
     (`dewmark.dew.noise`), which the ids alone do not tell: it depends on the host's logits.
     """
 
-    @abstractmethod
-    def open(self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding) -> Row:
-        """Start following a text; ``written`` may hold tokens already and grows as the engine appends."""
+    kind: ClassVar[type[Row]] = Row
 
-    def open_as(
+    def open(
         self,
         prompt: Sequence[int],
         written: Sequence[int],
@@ -54,10 +52,13 @@ class Rows(ABC):
         member: int | None = None,
         payload: int | None = None,
     ) -> Row:
-        """As `open`, for a text that a member of the key's ring marks, with a payload."""
+        """Start following a text; ``written`` may hold tokens already and grows as the engine appends.
+
+        A ``member`` of the key's ring marks it, with a ``payload``, if the scheme reads rings.
+        """
         if member is not None or payload is not None:
             raise ConfigError("members and payloads of single texts need the default scheme and its lexicon")
-        return self.open(prompt, written, seed=seed, decoding=decoding)
+        return self.kind(prompt, written, seed=seed, decoding=decoding)
 
     def fork(self, row: Row, written: Sequence[int], *, seed: int) -> Row:
         """A row that goes on from another one with ``written``, which begins with what that has written."""
@@ -87,16 +88,12 @@ OpenSession = Callable[[torch.Tensor, int], Session]
 class SessionRows(Rows):
     """One session per row: correct for every scheme, and as slow as that many calls."""
 
+    kind = _SessionRow
+
     def __init__(self, open_session: OpenSession, device: torch.device, *, final: bool) -> None:
         self._open_session = open_session
         self._device = device
         self._final = final
-
-    def open(
-        self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
-    ) -> _SessionRow:
-        """Start following a text."""
-        return _SessionRow(prompt, written, seed=seed, decoding=decoding)
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) to marked ones, same shape."""

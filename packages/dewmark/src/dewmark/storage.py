@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 
 __all__ = [
+    "BlobCache",
     "ResumableRows",
     "append_at",
     "append_jsonl",

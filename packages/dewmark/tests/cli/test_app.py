@@ -21,7 +21,7 @@ from dewmark.core.keys import Key
 
 COMMANDS = [
     [], ["key"], ["key", "new"], ["key", "show"], ["models"], ["models", "list"], ["models", "pull"],
-    ["models", "fit"], ["generate"], ["detect"], ["calibrate"], ["audit"], ["power"], ["retention"],
+    ["generate"], ["detect"], ["calibrate"], ["audit"], ["power"], ["retention"],
     ["detector"], ["detector", "export"], ["demo"], ["serve"], ["token"], ["token", "new"], ["token", "list"],
     ["token", "revoke"],
 ]  # fmt: skip

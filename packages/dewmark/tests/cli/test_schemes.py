@@ -50,7 +50,7 @@ def test_plain_table(run) -> None:
         assert name in listed.out
     assert "gamma=0.5" in listed.out
     assert "whiten_contexts=false  (true or false)" in one.out
-    assert "nucleus=none  (number or none)" in one.out
+    assert "n=none  (whole number or none)" in one.out
     assert "Another model whose input embeddings replace" in one.out
 
 

@@ -46,21 +46,21 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
     ids = start.to(DEVICE)
     logits = 2.5 * torch.randn(STEPS, 3, 400, generator=torch.Generator().manual_seed(3))
     noise = RandomStreams([1, 2, 3], device=DEVICE)
-    batches = {"kernels": bound.session(ids)._batch}
-    tables = batches["kernels"].texts(ids).aligner.tables
+    sessions = {"kernels": bound.session(ids)}
+    W, tables = torch.from_numpy(bound.W).to(DEVICE), sessions["kernels"].texts.tables
     assert tables.kernels
     tables.kernels = False
-    batches["torch"] = bound.session(ids)._batch
+    sessions["torch"] = bound.session(ids)
     differ = 0
     for step in range(STEPS):
         chosen = {}
-        for way, batch in batches.items():
+        for way, session in sessions.items():
             tables.kernels = way == "kernels"
             chosen[way], sound = bound.race(
-                logits[step].to(DEVICE), batch.texts(ids), DECODINGS[name], noise.states(step)
+                logits[step].to(DEVICE), session.read(ids), W, DECODINGS[name], noise.states(step)
             )
             assert sound.all()
-        for mine, other in zip(*(batch.current.states.state for batch in batches.values()), strict=True):
+        for mine, other in zip(*(session.texts.state for session in sessions.values()), strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
         differ += int((chosen["kernels"] != chosen["torch"]).sum())
         ids = torch.cat((ids, chosen["torch"].unsqueeze(1)), dim=1)
@@ -77,9 +77,9 @@ def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> 
     logits[1, :] = -math.inf
     if bad is not None:
         logits[1, 3] = bad
-    texts = bound.session(ids)._batch.texts(ids)
+    texts, W = bound.session(ids).read(ids), torch.from_numpy(bound.W).to(DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    _, sound = bound.race(logits, texts, [Decoding()] * 2, random)
+    _, sound = bound.race(logits, texts, W, [Decoding()] * 2, random)
     assert sound.tolist() == [True, False]
 
 
@@ -101,17 +101,17 @@ def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch
     host = FakeHost(400)
     bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
-    texts = bound.session(ids)._batch.texts(ids)
+    texts, W = bound.session(ids).read(ids), torch.from_numpy(bound.W).to(DEVICE)
     logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    expected, _ = bound.race(logits, texts, [Decoding()] * 2, random)
+    expected, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
     word_race._DRAWN.clear()
     wrong = lambda *_, **__: (expected + 1, torch.ones(2, dtype=torch.bool, device=DEVICE))  # noqa: E731
     monkeypatch.setattr(word_race, "draw_words", wrong)
     with pytest.warns(UserWarning, match="without kernels"):
-        chosen, _ = bound.race(logits, texts, [Decoding()] * 2, random)
+        chosen, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
     assert torch.equal(chosen, expected)
-    assert not texts.aligner.tables.kernels
+    assert not texts.tables.kernels
 
 
 def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkeypatch) -> None:
@@ -132,14 +132,14 @@ def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkey
     decodings = [Decoding()] * 8 + [Decoding(temperature=0.7, top_p=0.9)] * 4  # a new one begins again
     drawn, states = [], []
     for captures in (False, True):
-        monkeypatch.setattr(word_race.CapturedRace, "_can", lambda self, scores, can=captures: can)
+        monkeypatch.setattr(word_race.WordSession, "_can_capture", lambda self, scores, can=captures: can)
         session, ids = bound.session(start.to(DEVICE), seeds=[1, 2, 3]), start.to(DEVICE)
         tokens = []
         for scores, decoding in zip(logits, decodings, strict=True):
             tokens.append(session.choose(ids, scores, decoding)[0])
             ids = torch.cat((ids, tokens[-1].unsqueeze(1)), dim=1)
         drawn.append(torch.stack(tokens))
-        states.append(session._batch.texts(ids).states.state)
+        states.append(session.read(ids).state)
     assert torch.equal(*drawn)
     assert all(map(torch.equal, *states))
     assert len(replays) == (4 if DEVICE.type == "cpu" else 0)

@@ -14,8 +14,8 @@ from scipy.special import ndtri, ndtri_exp
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.drafts import DraftScores, Drawn, race_moments
-from dewmark.dew.race import LexiconBatch
 from dewmark.dew.scheme import DEW
+from dewmark.dew.word_step import WordStates
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draft_seed
@@ -50,19 +50,20 @@ def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np
     W = torch.randn(KEYS, *bound.W.shape, generator=torch.Generator().manual_seed(5))
     W = W.repeat_interleave(DRAFTS, dim=0)
     ids = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(rows, -1)
-    batch, noise = LexiconBatch(bound._aligner(CPU), ids[:, :0], W=W), RandomStreams(range(rows), device=CPU)
+    texts, noise = WordStates(bound.word_tables(CPU), rows, k=3), RandomStreams(range(rows), device=CPU)
+    texts.push(ids)
     scores = DraftScores(rows, device=CPU)
     among, last, u = torch.tensor(tokens), torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
     for step in range(LENGTH):
         full = torch.full((rows, bound.host.vocab_size), -torch.inf)
         full[:, among] = logits[last]
-        texts = batch.texts(ids)
-        drawn = bound.race.drawn(full, texts, [Decoding()] * rows, noise.states(step))
+        drawn = bound.race.drawn(full, texts, W, [Decoding()] * rows, noise.states(step))
         chosen, last = drawn.tokens, torch.searchsorted(among, drawn.tokens)
         log_p = full.log_softmax(dim=1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(drawn.log_p, log_p, rtol=1e-4, atol=1e-4)
         scores.add(drawn, torch.ones(rows, dtype=torch.bool))
-        u += texts.states.align(chosen.unsqueeze(1), W).u[:, 0]
+        u += texts.align(chosen.unsqueeze(1), W).u[:, 0]
+        texts.push(chosen.unsqueeze(1))
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
     best = scores.best(DRAFTS)
     assert (best // DRAFTS == torch.arange(KEYS)).all()

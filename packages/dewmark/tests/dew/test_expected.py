@@ -58,12 +58,12 @@ def bind(tmp_path, key: Key = KEY, **settings):
 def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_encoder, tmp_path) -> None:
     """Places that a reader leaves out, and probability that it leaves to others, go to the text's mean."""
     told = [{"sea": 0.5, "road": 0.25}, {}, {"night": 1.0}]
-    plain = bind(tmp_path, flatten=None)
+    plain = bind(tmp_path, flatten=1e9)
     bound = plain.reading_with(Oracle(lambda i, word: told[i % 3]))
     tokens, nothing = bound.tokenize([TEXT]), bound.tokenize([""])
     (evidence,) = bound.evidence(tokens, nothing)
     (before,) = plain.evidence(tokens, nothing)
-    vectors = plain.reader.tokens.vectors
+    vectors = plain.reader.vectors
     scored = np.flatnonzero(before.positions >= 0)
     own = vectors([tokens[0].forms[i] for i in scored])
     mean = own.mean(axis=0)
@@ -94,14 +94,14 @@ def test_a_certain_reader_leaves_nothing_to_judge(bag_encoder, tmp_path) -> None
 def test_a_repeated_pair_gets_the_mean_of_its_places(bag_encoder, tmp_path, monkeypatch) -> None:
     """So M is what it is when every occurrence has its own expectation."""
     text = " ".join(["old bridge over water"] * 6)
-    bound = bind(tmp_path, flatten=None)
+    bound = bind(tmp_path, flatten=1e9)
     every = np.where(np.arange(len(bound.reader.lexicon.limits)) > 0, 100, 0)
     monkeypatch.setattr(bound.reader.lexicon, "limits", every)
     read = bound.reading_with(Oracle(lambda i, word: {"sea": (i % 24) / 24}))
     (evidence,) = read.evidence(read.tokenize([text]), read.tokenize([""]))
     assert len(evidence) < np.count_nonzero(evidence.positions >= 0)
-    sea = bound.reader.tokens.vectors(["sea"])[0]
-    own = bound.reader.tokens.vectors(text.split())
+    sea = bound.reader.vectors(["sea"])[0]
+    own = bound.reader.vectors(text.split())
     scored = np.flatnonzero(evidence.positions >= 0)
     mean = own[scored].mean(axis=0)
     C = evidence.C[evidence.positions[scored]]

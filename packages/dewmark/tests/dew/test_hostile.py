@@ -10,21 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dewmark.core.keys import Key
-from dewmark.dew.expected import read
 from dewmark.dew.matrix import TextMatrix, z_scores
 from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW, BoundDEW
 from dewmark.dew.sequential import SequentialDetector
-from dewmark.dew.torch_matrix import test_batch as batch_test
 from dewmark.opening import identified
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
-KEYS, AT_ONCE = 5000, 500
+KEYS, AT_ONCE = 3000, 500
 WORDS = """an old bridge over the river leads to harbour where ships wait for wind and a bell rings at dusk of
 in is you that it he was on are as with his they be this have from or one had by but not what all were we when
 your can said there each which she do how their if up across goes port boats stay until comes sounds"""
@@ -65,7 +62,7 @@ def bound() -> BoundDEW:
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     rng = np.random.default_rng(11)
-    return [hostile_text(i % 5, rng, int(rng.integers(20, 260))) for i in range(500)]
+    return [hostile_text(i % 5, rng, int(rng.integers(20, 260))) for i in range(250)]
 
 
 @pytest.fixture(scope="module")
@@ -86,34 +83,29 @@ def deviations(matrices: list[TextMatrix]) -> np.ndarray:
 
 
 def test_the_deviation_of_z_over_keys_is_1(matrices) -> None:
-    """Of a sample of 5,000 it has a standard error of 0.01."""
+    """Of a sample of 3,000 it has a standard error of 0.013."""
     found = deviations(matrices)
-    assert 100 < len(found) < 480  # the others leave too little to test
-    assert np.abs(found - 1.0).max() < 0.05
+    assert 50 < len(found) < 240  # the others leave too little to test
+    assert np.abs(found - 1.0).max() < 0.06
 
 
 @pytest.mark.parametrize("kind", range(5))
-def test_texts_of_a_hundred_thousand_words(bound, kind) -> None:
-    text = hostile_text(kind, np.random.default_rng(kind), 100_000)
+def test_texts_of_thirty_thousand_words(bound, kind) -> None:
+    text = hostile_text(kind, np.random.default_rng(kind), 30_000)
     (matrix,) = bound.read(bound.tokenize([text]), bound.tokenize([""]))
     if matrix.square > 0.0:
-        assert np.abs(deviations([matrix]) - 1.0).max() < 0.05
+        assert np.abs(deviations([matrix]) - 1.0).max() < 0.06
 
 
 def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
-    some = texts[:100]
-    expected = [matrix.test(bound.W) for matrix in matrices[:100]]
-    reading = read(bound.reader, None, bound.tokenize(some), bound.tokenize([""] * len(some)))
+    some = texts[:60]
+    expected = [matrix.test(bound.W) for matrix in matrices[:60]]
     many = bound.scheme.detect_keys([KEY, Key(bytes(32))], some, no_host(), bound.workspace)
     ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
     doors = {
         "detect": [bound.detect(text) for text in some[:30]],
         "batch": bound.detect_batch(some),
         "many keys": [row[0] for row in many],
-        "torch": [
-            each
-            for _, each in batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.flatten)
-        ],
     }
     for name, found in doors.items():
         for one, each in zip(expected, found, strict=False):
@@ -125,13 +117,13 @@ def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
 
 
 def test_the_innovations_of_a_stream_have_deviation_1(bound, texts) -> None:
-    """A stream under 4,000 keys at once: each word's innovation has a standard error of 0.011."""
+    """A stream under 1,500 keys at once: each word's innovation has a standard error of 0.018."""
     rng = np.random.default_rng(3)
     d_T, d_C = bound.W.shape
-    W = rng.standard_normal((4000, d_T, d_C), dtype=np.float32)
+    W = rng.standard_normal((1500, d_T, d_C), dtype=np.float32)
     uses = KeyMatrices([EpochMatrices(None, len(W), 0, W)])
-    for text in [text[:200] for text in texts[:3]]:
-        stream = SequentialDetector(bound.reader, uses)
+    for text in [text[:150] for text in texts[:3]]:
+        stream = SequentialDetector(bound.reader, uses, limit=bound.scheme.flatten)
         stream.update(text)
         if stream.rows is not None:
-            assert np.abs(stream.rows.innovations.std(axis=1) - 1.0).max() < 0.05
+            assert np.abs(stream.rows.innovations.std(axis=1) - 1.0).max() < 0.085

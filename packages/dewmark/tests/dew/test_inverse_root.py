@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from dewmark.dew.inverse_root import InverseRoot
+from dewmark.dew.noise import InverseRoot
 
 
 def grams(kind: str, n: int) -> torch.Tensor:

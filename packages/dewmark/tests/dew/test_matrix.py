@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dewmark.core.keys import Key
 from dewmark.dew.matrix import Cuts, cuts_of
-from dewmark.dew.open.scheme import DewOpen
 from dewmark.dew.reading import Pairs
 from dewmark.dew.scheme import DEW
-from dewmark.encoders.word_vectors import times_counted
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.stats.key_test import cross_variance, score_variance
 from dewmark.workspace import Workspace, no_host
 
@@ -80,9 +76,9 @@ def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> N
             pair = pairs.positions[i]
             assert (pair >= 0) == counts, (form, i)
             if counts:
-                unit = bound.reader.tokens.vectors([form])[0]
+                unit = bound.reader.vectors([form])[0]
                 np.testing.assert_array_equal(reading.token_rows[pairs.tokens[pair]], unit)
-                context = bound.reader.contexts.vectors([around])[0]
+                context = lexicon.contexts_of(lexicon.rows(around)[None])[0]
                 np.testing.assert_allclose(reading.context_rows[pairs.windows[pair]], context, atol=1e-6)
 
 
@@ -128,36 +124,6 @@ def test_one_key_and_many_give_the_same_numbers(bag_encoder, tmp_path) -> None:
     (many,) = DEW().detect_keys([KEY], [FIRST], no_host(), space)
     one = DEW().bind(KEY, no_host(), space).detect(FIRST)
     assert many[0].z == pytest.approx(one.z, rel=1e-4)
-
-
-def test_a_word_counts_where_it_is_new(bag_encoder, tmp_path) -> None:
-    bound = DewOpen().bind(KEY, no_host(), Workspace(cache=tmp_path))
-    text = "one two three harbour the bridge the harbour the bridge the lantern the lantern the harbour"
-    scored = [token.text for token in bound.detect(text).tokens if token.scored]
-    assert times_counted("harbour") == 1
-    assert times_counted("the") == 4
-    assert scored.count("harbour") == scored.count("bridge") == scored.count("lantern") == 1
-    assert scored.count("the") == 4
-
-
-def test_a_used_up_word_gets_fresh_noise_when_it_is_a_candidate_again(bag_encoder, tmp_path) -> None:
-    host = FakeHost(400)
-    bound = DewOpen().bind(KEY, host.info, Workspace(cache=tmp_path))
-    tokenizer = host.info.tokenizer
-    prompt = torch.tensor([tokenizer.encode([" the water of the sea"])[0].ids])
-    (bridge,), (river,) = (tokenizer.encode([word])[0].ids for word in (" bridge", " river"))
-    batch = bound.batch(prompt, None)
-    candidates, certain = torch.tensor([[bridge, river]]), torch.zeros(1, 1)
-
-    def offered(text: str) -> list[float]:
-        ids = torch.cat((prompt, torch.tensor([tokenizer.encode([text])[0].ids])), dim=1)
-        return batch.texts(ids).alignments(candidates, certain, certain)[0].tolist()
-
-    assert all(offered(" and the old"))
-    fresh = offered(" and the old bridge")
-    assert fresh[0] == 0.0
-    assert fresh[1] != 0.0
-    assert offered(" and the old bridge under the")[0] == 0.0
 
 
 def test_a_limit_below_1_is_refused() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dewmark.core.keys import Key
-from dewmark.dew.passage_test import KeyedEvidence, flattened, passage_test
+from dewmark.dew.matrix import KeyedEvidence, flattened, passage_test
 from dewmark.dew.scheme import DEW
-from dewmark.encoders.word_vectors import register_texts
+from dewmark.encoders.contexts import register_texts
 from dewmark.passages import locate
 from dewmark.stats.key_test import key_test
 from dewmark.stats.scan import Search, Units, restrict

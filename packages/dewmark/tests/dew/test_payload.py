@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.linalg import hadamard
 
-from dewmark.dew.payload import Messages, walsh_transform
+from dewmark.dew.ring import Messages, walsh_transform
 
 RNG = np.random.default_rng(0)
 

@@ -27,9 +27,8 @@ from dewmark.dew.matrix import text_matrices
 from dewmark.dew.noise import innovations, keyed_noise
 from dewmark.dew.ring import KeyUse
 from dewmark.dew.scheme import DEW
-from dewmark.dew.torch_matrix import test_batch as batch_test
+from dewmark.encoders.contexts import register_texts
 from dewmark.encoders.lexicon import Lexicon, load_lexicon
-from dewmark.encoders.word_vectors import register_texts
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import CandidateRace, RandomStreams, warp
 from dewmark.text.words import form_of
@@ -137,15 +136,6 @@ def test_the_texts_reach_every_case() -> None:
     assert reference.pairs(TEXTS["a drill"], lexicon()).w.max() > 1
     nothing = {name for name, text in TEXTS.items() if expected(text)[1] == 1.0}
     assert nothing == {"three words", "numbers"}
-
-
-@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_the_batch_of_an_accelerator_gives_z_and_p_of_the_reference(bound, prompt) -> None:
-    texts = list(TEXTS.values())
-    reading = bound.reader.read(bound.tokenize(texts), bound.tokenize([prompt] * len(texts)))
-    found = batch_test(torch.device("cpu"), reading, W=bound.W, limit=bound.scheme.flatten)
-    statistics = [(statistic.z, statistic.p_value) for _, statistic in found]
-    np.testing.assert_allclose(statistics, [expected(text) for text in texts], atol=ROUNDING, rtol=0)
 
 
 def test_many_keys_give_z_and_p_of_the_reference() -> None:
@@ -264,7 +254,7 @@ def fresh_normals(seed: int, step: int) -> np.ndarray:
 def test_marking_gives_every_token_u_of_the_reference(host, marking, written) -> None:
     """Tokens begin words, extend the open one or make none; some words are used up, one context recurs."""
     session, ids = begin(marking, written)
-    found = session._batch.texts(ids).align(torch.arange(SIZE).unsqueeze(0)).u[0].numpy()
+    found = session.read(ids).align(torch.arange(SIZE).unsqueeze(0), torch.from_numpy(marking.W)).u[0].numpy()
     t, c = candidate_vectors(host, written)
     u = np.einsum("id,de,ie->i", t, reference.key_matrix(KEY, lexicon()), c)
     np.testing.assert_array_equal(found != 0.0, u != 0.0)
@@ -299,13 +289,12 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         y = reference.keyed_noise(t, c, W, r)
         expected = reference.perturbed_logits(logits, t, c, W, y, joined(past))
 
-        texts, alpha = session._batch.texts(ids), marking.scheme.alpha
-        aligned = texts.align(race.candidates)
-        state = texts.states.state
+        texts, alpha = session.read(ids), marking.scheme.alpha
+        aligned = texts.align(race.candidates, torch.from_numpy(marking.W))
         mine = keyed_noise(
             aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha
         )
-        x = innovations(aligned, mine, state, texts.aligner.tables.units, alpha=alpha)
+        x = innovations(aligned, mine, texts.state, texts.tables.units, alpha=alpha)
         gain = marking.scheme.strength * np.tanh(word_race.GAMMA * aligned.u[0].numpy())
         found = logits + gain - np.log(-log_ndtr(x[0].numpy()))
         np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)

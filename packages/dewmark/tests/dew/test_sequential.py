@@ -28,7 +28,7 @@ def watched(rng: np.random.Generator) -> SequentialDetector:
         def tokenize(self, texts: list[str]) -> list[None]:
             return [None] * len(texts)
 
-    detector = SequentialDetector(Nothing(), KeyMatrices([EpochMatrices(None, KEYS, 0, W)]))  # type: ignore[arg-type]
+    detector = SequentialDetector(Nothing(), KeyMatrices([EpochMatrices(None, KEYS, 0, W)]), limit=2.5)  # type: ignore[arg-type]
     forms = rng.standard_normal((25, D)) + rng.standard_normal(D)
     forms = (forms / np.linalg.norm(forms, axis=1, keepdims=True)).astype(np.float32)
     for word in rng.integers(0, 25, size=WORDS):

@@ -144,20 +144,6 @@ def test_threads_share_an_encoder(tiny: Path) -> None:
         np.testing.assert_array_equal(rows, results[0])
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 fall back, and say so
-def test_lower_precision_has_its_own_identity(tiny: Path) -> None:
-    def make(dtype: str) -> SentenceTransformerEncoder:
-        return SentenceTransformerEncoder(
-            "tiny", identity="tiny@1", source=lambda: str(tiny), device="cpu", dtype=dtype
-        )
-
-    full, half = make("float32"), make("bfloat16")
-    assert (full.identity, half.identity) == ("tiny@1", "tiny@1:bfloat16")
-    a, b = full.encode(TEXTS), half.encode(TEXTS)
-    assert b.dtype == np.float32
-    assert 0 < np.abs(a - b).max() < 0.2
-
-
 def test_loading_is_quiet_and_restores_the_libraries(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from transformers.utils import logging
 

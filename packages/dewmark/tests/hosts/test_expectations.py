@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.expectations import HostExpectations, WordStarts, open_reader, places_of
 from dewmark.hosts.fake import FakeHost
-from dewmark.text.growing_text import Spelling, extend
+from dewmark.text.spelling import Spelling
 from dewmark.text.words import words
 from dewmark.workspace import ExpectedWords
 
@@ -34,6 +36,17 @@ def distribution(found: ExpectedWords, place: int) -> dict[str, float]:
     return total
 
 
+def extended(tail: str, piece: str) -> tuple[list[str], int]:
+    """The words that a piece makes after an open word, and how many of the last words they replace."""
+    if "\N{REPLACEMENT CHARACTER}" in piece:
+        return [], 0
+    before, after = ([word.form for word in words(text)] for text in (tail, tail + piece))
+    same = sum(
+        1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(before, after, strict=False))
+    )
+    return (after[same:], len(before) - same) if same < len(after) else ([], 0)
+
+
 def by_hand(host: FakeHost, prompt: str, text: str, start: int) -> tuple[dict[str, float], str]:
     """The candidates at the word that starts at a character, each asked what it would make of the text."""
     (tokenized,) = host.info.tokenizer.encode([text])
@@ -51,15 +64,14 @@ def by_hand(host: FakeHost, prompt: str, text: str, start: int) -> tuple[dict[st
     for i in range(first + 1, last):
         own *= float(logits[i].softmax(dim=-1)[tokenized.ids[i]])
     for token, piece in enumerate(Spelling(host.info.tokenizer, host.info.vocab_size).pieces):
-        made = extend(tail, piece)
-        if made.form is None or made.back:
+        new, replaced = extended(tail, piece)
+        if not new or replaced:
             continue
         p = shares[token]
         if last - first > 1 and token == tokenized.ids[first]:
             found[word.form] = found.get(word.form, 0.0) + p * own
             p *= 1.0 - own
-        form = (*made.between, made.form)[0]
-        found[form] = found.get(form, 0.0) + p
+        found[new[0]] = found.get(new[0], 0.0) + p
     return found, word.form
 
 
@@ -80,12 +92,11 @@ def test_after_an_open_word_only_a_separator_begins_one(host) -> None:
     starts = WordStarts(host.info)
     pieces = Spelling(host.info.tokenizer, host.info.vocab_size).pieces
     for token, piece in enumerate(pieces):
-        made = extend("", piece)
-        form = None if made.form is None else (*made.between, made.form)[0]
-        assert (starts.form_of[token] >= 0) == (form is not None), piece
-        if form is not None:
-            assert list(starts.numbers)[starts.form_of[token]] == form
-            assert starts.soft[token] == (extend("old", piece).back == 1), piece
+        new, _ = extended("", piece)
+        assert (starts.form_of[token] >= 0) == bool(new), piece
+        if new:
+            assert list(starts.numbers)[starts.form_of[token]] == new[0]
+            assert starts.soft[token] == (extended("old", piece)[1] == 1), piece
 
 
 def test_a_word_inside_the_token_of_another_has_no_place() -> None:

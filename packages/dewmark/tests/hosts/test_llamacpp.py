@@ -132,7 +132,7 @@ def test_greedy_decoding_is_rejected(host: FakeHost) -> None:
 
 
 def test_the_stopping_criterion_raises_the_exception_of_a_step(host: FakeHost, bag_encoder: object) -> None:
-    mark = LlamaCppProcessor(bind(host, "dew-open"), StandIn(host))
+    mark = LlamaCppProcessor(bind(host), StandIn(host))
     ids = np.array([5, 6], dtype=np.intc)
     with pytest.raises(NumericalError):
         mark(ids, np.full(host.info.vocab_size, np.nan, dtype=np.single))  # C swallows this one

@@ -27,7 +27,6 @@ TEXTS = [
 ]
 CONFIGURATIONS = {
     "words": ("dew", {}),
-    "tokens": ("dew-paper", {"sampler": "gumbel", **COMPOSED}),
     "bias": ("dew-paper", {"lambda": 3.0, **COMPOSED}),
 }
 

@@ -30,8 +30,6 @@ VOCAB = 300
 CPU = torch.device("cpu")
 KEYS = {"acme": Key(bytes(32)), "globex": Key(bytes(range(32)))}
 
-GUMBEL = 'sampler = "gumbel"'
-
 
 @pytest.fixture(scope="module")
 def host() -> FakeHost:
@@ -46,7 +44,7 @@ def start(host, bag_encoder, tmp_path, monkeypatch):
     for name, key in KEYS.items():
         key.save(tmp_path / f"{name}.key")
 
-    def started(scheme="dew-paper", settings=GUMBEL, vocab=VOCAB, extra="", **engine):
+    def started(scheme="dew", settings="", vocab=VOCAB, extra="", **engine):
         file = tmp_path / "dewmark.toml"
         file.write_text(
             f'scheme = "{scheme}"\ndefault_key = "acme"\nsettings = {{ {settings} }}\n{extra}\n'
@@ -156,9 +154,7 @@ class Engine:
         return BatchUpdate(len(slots), removed=sorted(removed, reverse=True), added=added, moved=moved)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "settings"), [("dew-paper", GUMBEL), ("dew", ""), ("dew-paper", "m = 16")]
-)
+@pytest.mark.parametrize(("scheme", "settings"), [("dew", ""), ("dew-paper", "m = 16")])
 @pytest.mark.parametrize("number", range(2))
 def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
     host, start, tmp_path, scheme, settings, number
@@ -259,7 +255,7 @@ def test_penalties_apply_before_the_choice(start) -> None:
 
 
 def test_a_bias_leaves_penalties_to_vllm(start) -> None:
-    processor, before = start(settings=""), torch.zeros(1, VOCAB)
+    processor, before = start("dew-paper"), torch.zeros(1, VOCAB)
     given = SamplingParams(seed=1, presence_penalty=50.0)
     processor.update_state(BatchUpdate(1, [], [(0, given, [5, 6], [7])], []))
     assert float(processor.apply(before)[0, 7]) > -40.0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.cleaning import clean, tokenize_cleaned
-from dewmark.text.growing_text import WordStream
 from dewmark.text.words import words
 
 PROSE = "The old bridge over the river was important to the town, and nobody had repaired it since 1923."
@@ -149,13 +148,6 @@ def test_places_always_increase_and_cleaning_ends(text: str) -> None:
         if cleaned.text[i] == text[start:end]:
             continue
         assert text[start:end] not in ("a", "b", "1", "2")  # such a letter is only ever kept or removed
-
-
-def test_a_growing_text_has_the_same_words() -> None:
-    stream = WordStream()
-    for piece in (" The", " old", " br", "idge", " <b>", "of", "</b>", " stone", "\u00ad", "s", "."):
-        stream.append(piece)
-    assert stream.recent(5) == ("the", "old", "bridge", "of", "stones")
 
 
 class TestTokens:

@@ -9,7 +9,7 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 import dewmark
-from dewmark.dew.open.scheme import DewOpen
+from dewmark.dew.paper.scheme import DewPaper
 from dewmark.encoders.base import encoder_languages
 from dewmark.text.language_identifier import _SAME, load_identifier
 from dewmark.text.languages import (
@@ -176,8 +176,8 @@ def test_the_default_reads_the_languages_of_its_lexicon() -> None:
         assert found.verdict.conclusive or found.verdict is (
             Verdict.TOO_SHORT if code in known else Verdict.UNSUPPORTED_LANGUAGE
         ), code
-    opened = DewOpen()
-    assert opened.languages == encoder_languages("use-m3")
+    paper = DewPaper()
+    assert paper.languages == encoder_languages("use-m3")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark.hosts.fake import FakeHost
-from dewmark.text.growing_text import Spelling
+from dewmark.text.spelling import Spelling
 from dewmark.text.trie import CLOSED, ENDED, UNKNOWN, Trie, build_trie, load_trie
 from dewmark.text.words import borrowed_rows, spelling, words
 from dewmark.workspace import Workspace

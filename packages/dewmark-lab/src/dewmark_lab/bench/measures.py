@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ import torch
 from dewmark.config import cache_dir, parse_settings
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.encoders.word_vectors import register_texts
+from dewmark.encoders.contexts import register_texts
 from dewmark.hosts import host_info
 from dewmark.hosts.base import Host
 from dewmark.hosts.transformers.model import TransformersHost
@@ -40,7 +40,6 @@ _COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
 CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dew": ("dew", {}),
     "dew-bias": ("dew-paper", _COMPOSED),
-    "dew-gumbel": ("dew-paper", {"sampler": "gumbel", "alpha": 0.25, **_COMPOSED}),
     "dew-window": ("dew-paper", {"whiten_contexts": True}),
     "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
     "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
@@ -156,10 +155,9 @@ def bench_detection(
     """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
     device = host.device
     with _bound(names, host, progress) as schemes:
-        moved = _on_device(schemes, device)
         for batched, count in ((True, texts), (False, max(texts // 8, 1))):
             tasks = detection_tasks(
-                host.tokenizer, moved, texts=count, tokens=tokens, batched=batched, device=device
+                host.tokenizer, schemes, texts=count, tokens=tokens, batched=batched, device=device
             )
             how = f"a batch of {count}" if batched else "one by one"
             baselines = dict.fromkeys(tasks, TOKENIZING)
@@ -210,21 +208,6 @@ def _bound(
             schemes[name] = bind(name, host, cache=cache)
         progress("binding schemes", len(names), len(names))
         yield schemes
-
-
-@runtime_checkable
-class _Movable(Protocol):
-    """A bound scheme that can detect on a device."""
-
-    def on(self, device: str) -> BoundScheme:
-        """The same scheme, detecting on ``device``."""
-
-
-def _on_device(schemes: Schemes, device: torch.device) -> Schemes:
-    return {
-        name: bound.on(str(device)) if isinstance(bound, _Movable) else bound
-        for name, bound in schemes.items()
-    }
 
 
 def _timed(

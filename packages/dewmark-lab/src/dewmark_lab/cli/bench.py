@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 _BASES = ("none", "tokenizing")
 MARKS = ("dew", "kgw", "synthid", "exp")
-STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
+STANDARD = ("dew", "dew-bias", "kgw", "unigram", "exp", "synthid")
 
 Schemes = Annotated[
     list[str] | None,

@@ -52,13 +52,12 @@ def build_lexicon(
     from dewmark.config import cache_dir
     from dewmark.encoders import load_encoder
     from dewmark.encoders.lexicon import lexicon_folder, load_lexicon
-    from dewmark.encoders.lexicon_build import build_lexicon as build
-    from dewmark.encoders.lexicon_build import extend_lexicon
-    from dewmark.encoders.word_vectors import WordVectors, load_word_statistics
     from dewmark.errors import ConfigError, StorageError
     from dewmark.hosts import host_info
     from dewmark.text.trie import load_trie
     from dewmark.workspace import Workspace
+    from dewmark_lab.lexicon_build import WordVectors, extend_lexicon, load_word_statistics
+    from dewmark_lab.lexicon_build import build_lexicon as build
     from dewmark_lab.word_lists import frequent_forms, parse_sizes
 
     sizes = parse_sizes(languages)
@@ -76,7 +75,7 @@ def build_lexicon(
         info = host_info(host, progress=progress) if host is not None else None
         loaded = load_encoder(encoder, progress=progress, device=device)
         vectors = WordVectors(loaded, workspace.cache / "words")
-        statistics = load_word_statistics("default", vectors=vectors, workspace=workspace)
+        statistics = load_word_statistics(vectors, progress=progress)
         if extend is not None:
             source = lexicon_folder(extend, workspace)
             extend_lexicon(source, listed, vectors, statistics, out=folder, progress=progress)

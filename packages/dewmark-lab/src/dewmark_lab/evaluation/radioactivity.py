@@ -30,8 +30,7 @@ from scipy.special import ndtr
 from dewmark.arrays import F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
-from dewmark.dew.bound import BoundWords
-from dewmark.dew.reading import WordReader
+from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme
 
@@ -99,10 +98,10 @@ def _sum(bound: BoundScheme, texts: Sequence[str]) -> F64:
     return total
 
 
-def _words(bound: BoundScheme) -> BoundWords[WordReader]:
-    if not isinstance(bound, BoundWords) or bound.uses is not None:
+def _words(bound: BoundScheme) -> BoundDEW:
+    if not isinstance(bound, BoundDEW) or bound.uses is not None:
         raise ConfigError(
             f"radioactivity needs texts as matrices and a plain key, which {bound.scheme.name} with this key "
-            "has not: use dew or dew-open with a plain key"
+            "has not: use dew with a plain key"
         )
     return bound

@@ -98,7 +98,7 @@ def measure_divergence(run: Run) -> None:
     options = {**_DIVERGENCE, **run.recipe.options.get("divergence", {})}
     tasks: dict[str, _MeasureDivergence] = {}
     for entry in run.recipe.schemes:
-        if not entry.build().needs_as_set.drafts:
+        if not entry.build().needs.drafts:
             texts = run.outputs.unmarked(entry.host, 0)
             mark = run.outputs.marked(entry, 0)
             output = StageOutput(

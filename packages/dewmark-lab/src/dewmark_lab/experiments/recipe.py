@@ -87,7 +87,7 @@ class SchemeEntry:
         then running the host to detect.
         """
         scheme = self.build()
-        needs = scheme.needs_as_set
+        needs = scheme.needs
         encodes = needs.encoder and getattr(scheme, "context_encoding", "window") == "window"
         return 1 + 4 * needs.host_at_detection + 8 * encodes + 32 * needs.drafts
 

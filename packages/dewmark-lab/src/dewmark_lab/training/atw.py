@@ -48,9 +48,7 @@ def train(job: TrainingJob) -> Trained:
         views, mean = _encoded_views(job)
         return _trained(job, views, {"mean": mean}, {"contexts": ENCODED})
     workspace = job.workspace
-    whitening = load_context_whitening(
-        "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
-    )
+    whitening = load_context_whitening(job.encoder, job.info, encoding="composed", k=1, workspace=workspace)
     # the artifact stores half precision: train with exactly that
     matrix = whitening.matrix.astype(np.float16)
     whitening = Whitening(whitening.mean, matrix.astype(np.float32))

@@ -109,7 +109,7 @@ class _Material:
     def of(cls, job: TrainingJob, cached: Mapping[str, NDArray[Any]], device: torch.device) -> _Material:
         workspace = job.workspace
         whitening = load_context_whitening(
-            "default", encoder=job.encoder, host=job.info, encoding="composed", k=1, workspace=workspace
+            job.encoder, job.info, encoding="composed", k=1, workspace=workspace
         )
         meanings = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
         x = network_inputs(job.info.embeddings())

@@ -22,7 +22,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
-from dewmark.text.growing_text import Spelling
+from dewmark.text.spelling import Spelling
 from dewmark_lab.schemes.learned.sir import HIDDEN, OUTPUTS
 from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.sir import fit

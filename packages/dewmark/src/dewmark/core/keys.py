@@ -7,7 +7,7 @@ same numbers on every machine, device and library version.
 
 A *ring* is one key with several members, each with sub-keys of its own: every text is marked by one of them.
 A key file may hold several *epochs*, each with a secret of its own: the last one marks, all of them detect.
-``payload_bits`` says how long the messages are that texts carry (`dewmark.dew.payload`).
+``payload_bits`` says how long the messages are that texts carry (`dewmark.dew.ring`).
 
 Serving engines with watermarks of their own take whole numbers instead. A key made from such numbers
 (`Key.of_numbers`) works with the schemes that read those engines' marks, and with no other: it is too easy to

@@ -18,7 +18,6 @@ and a key takes half the numbers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,22 +29,6 @@ from dewmark.errors import ConfigError
 __all__ = ["draw_matrix"]
 
 Kind = Literal["gaussian", "orthogonal"]
-
-
-@dataclass(frozen=True, repr=False)
-class Projections:
-    """R_T (d_T, n) and R_C (d_C, n), float64. As secret as the key they come from."""
-
-    R_T: F64
-    R_C: F64
-
-    @property
-    def n(self) -> int:
-        """The projection dimensionality."""
-        return int(self.R_T.shape[1])
-
-    def __repr__(self) -> str:
-        return f"Projections(d_T={self.R_T.shape[0]}, d_C={self.R_C.shape[0]}, n={self.n})"
 
 
 def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
@@ -66,13 +49,11 @@ def projection_dim(d_T: int, d_C: int, *, kind: Kind, n: int | None) -> int:
 
 def draw_projections(
     key: Key, *, d_T: int, d_C: int, kind: Kind = "gaussian", n: int | None = None
-) -> Projections:
-    """Regenerate R_T and R_C from the key (Algorithms 1 and 2, steps 1 and 2)."""
+) -> tuple[F64, F64]:
+    """Regenerate R_T (d_T, n) and R_C (d_C, n) from the key (Algorithms 1 and 2, steps 1 and 2)."""
     n = projection_dim(d_T, d_C, kind=kind, n=n)
     draw = _gaussian if kind == "gaussian" else _blocks
-    return Projections(
-        R_T=draw(key.stream(f"dew/{kind}/R_T"), d_T, n), R_C=draw(key.stream(f"dew/{kind}/R_C"), d_C, n)
-    )
+    return draw(key.stream(f"dew/{kind}/R_T"), d_T, n), draw(key.stream(f"dew/{kind}/R_C"), d_C, n)
 
 
 def draw_matrix(key: Key, *, d_T: int, d_C: int) -> F64:

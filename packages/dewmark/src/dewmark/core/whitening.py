@@ -4,10 +4,6 @@ W = U diag(1/√(λ + ε)) Uᵀ with Σ = U diag(λ) Uᵀ the covariance (ZCA). 
 that does not depend on the signs or the order of eigenvectors, so every linear-algebra library gives the same
 map, and a key gives the same mark on every machine. ε is a fraction of the mean eigenvalue: it bounds the
 scale of directions in which the data hardly varies (a singular covariance, fewer samples than dimensions).
-
-The robust alternative (``drop``) only centres and removes the strongest directions, I − U_r U_rᵀ, and leaves
-all others unchanged. It needs far less text to fit than a full covariance, and it too does not depend on
-signs or order.
 """
 
 from __future__ import annotations
@@ -53,12 +49,8 @@ class Whitening:
         blocks: Iterable[NDArray[np.floating]] | NDArray[np.floating],
         *,
         ridge: float = 1e-3,
-        drop: int | None = None,
     ) -> Whitening:
-        """Fit on rows (N, d), or on blocks of rows (N_b, d); ``ridge`` is ε over the mean eigenvalue.
-
-        With ``drop`` the map only centres and removes that many strongest directions.
-        """
+        """Fit on rows (N, d), or on blocks of rows (N_b, d); ``ridge`` is ε over the mean eigenvalue."""
         if isinstance(blocks, np.ndarray):
             whole = blocks
             blocks = (whole[i : i + _BLOCK] for i in range(0, len(whole), _BLOCK))
@@ -76,8 +68,7 @@ class Whitening:
         covariance = outer / count - np.outer(mean, mean)
         if not np.isfinite(covariance).all():
             raise NumericalError("cannot fit whitening: the embeddings contain NaN or infinite values")
-        matrix = _inverse_root(covariance, ridge) if drop is None else _without_strongest(covariance, drop)
-        return cls(mean=mean.astype(np.float32), matrix=matrix.astype(np.float32))
+        return cls(mean.astype(np.float32), _inverse_root(covariance, ridge).astype(np.float32))
 
     def apply(self, x: NDArray[np.floating]) -> F32:
         """Map rows (N, d) to whitened rows (N, d)."""
@@ -91,10 +82,3 @@ def _inverse_root(covariance: F64, ridge: float) -> F64:
         raise NumericalError("cannot fit whitening: all embeddings are identical")
     roots = 1.0 / np.sqrt(np.clip(values, 0.0, None) + ridge * scale)
     return np.asarray((vectors * roots) @ vectors.T)
-
-
-def _without_strongest(covariance: F64, drop: int) -> F64:
-    if not 0 <= drop < len(covariance):
-        raise InputError(f"drop must lie between 0 and {len(covariance) - 1}, got {drop}")
-    strongest = np.linalg.eigh(covariance)[1][:, len(covariance) - drop :]
-    return np.asarray(np.eye(len(covariance)) - strongest @ strongest.T)

@@ -128,9 +128,22 @@ def _levels(tables: Tables) -> int:
     return -(-len(tables.keys).bit_length() // 4)
 
 
-def _spellings(tables: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """What follows the spelling of a word, and the state of the first spelling."""
-    return tables.spelled, tables.factors, tables.terms, len(tables.rows) - 2 * SPELLINGS
+def _trie(tables: Tables) -> tuple[object, ...]:
+    """The trie as kernels take it; behind its arrays the state of the first spelling."""
+    return (
+        tables.keys,
+        len(tables.keys),
+        tables.targets,
+        tables.breaks,
+        tables.after_break,
+        tables.inner,
+        tables.rows,
+        tables.opens,
+        tables.spelled,
+        tables.factors,
+        tables.terms,
+        len(tables.rows) - 2 * SPELLINGS,
+    )
 
 
 def _room(size: int, least: int = 1) -> int:
@@ -148,15 +161,7 @@ def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
         ids.shape[1],
         *ids.stride(),
         *state[:7],
-        tables.keys,
-        len(tables.keys),
-        tables.targets,
-        tables.breaks,
-        tables.after_break,
-        tables.inner,
-        tables.rows,
-        tables.opens,
-        *_spellings(tables),
+        *_trie(tables),
         tables.vocab_size,
         state.counts.shape[1],
         K=k,
@@ -234,22 +239,8 @@ def draw_words(
         numbers,
         rows,
         contexts,
-        state.open,
-        state.recent,
-        state.counts,
-        state.seen,
-        state.finished,
-        state.repeated,
-        state.odd,
-        tables.keys,
-        len(tables.keys),
-        tables.targets,
-        tables.breaks,
-        tables.after_break,
-        tables.inner,
-        tables.rows,
-        tables.opens,
-        *_spellings(tables),
+        *state[:7],
+        *_trie(tables),
         tables.limits,
         tables.units,
         tables.contexts,

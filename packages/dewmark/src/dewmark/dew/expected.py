@@ -23,9 +23,9 @@ import numpy as np
 
 from dewmark.arrays import F32, I64
 from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
-from dewmark.dew.reading import LexiconReader, Pairs, Reading, WordReader
+from dewmark.dew.reading import LexiconReader, Pairs, Reading
 from dewmark.errors import ConfigError
-from dewmark.workspace import Expectations, ExpectedWords, NoReader, ReaderFolder, Tokenized
+from dewmark.workspace import NO_READER, Expectations, ExpectedWords, ReaderFolder, Tokenized
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -41,7 +41,7 @@ READ = 4096
 
 
 def read(
-    reader: WordReader,
+    reader: LexiconReader,
     expectations: Expectations | None,
     texts: Sequence[Tokenized],
     prompts: Sequence[Tokenized],
@@ -50,23 +50,19 @@ def read(
 
     That is a language model, or without one (None) the reader that comes with the package.
     """
-    reading = reader.read(texts, prompts)
-    if isinstance(reader, LexiconReader) and isinstance(expectations, ReaderFolder | None):
-        own = (
-            reader.packaged
-            if expectations is None
-            else load_packaged_reader(reader.lexicon, expectations.folder)
-        )
-        if own is not None:
-            return add_means(reading, reader, own, texts, prompts)
-        if expectations is not None:
+    reading, packaged = reader.read(texts, prompts), reader.packaged
+    if isinstance(expectations, ReaderFolder):
+        packaged = load_packaged_reader(reader.lexicon, expectations.folder)
+        if packaged is None:
             raise ConfigError(
                 f"the reader {expectations.name} was trained for another lexicon: train it anew"
             )
-    if expectations is None or isinstance(expectations, NoReader):
-        return reading
-    expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
-    return add_expectations(reading, texts, expected, reader.tokens.vectors)
+    elif expectations is not None:
+        if expectations.name == NO_READER.name:
+            return reading
+        expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
+        return add_expectations(reading, texts, expected, reader.vectors)
+    return reading if packaged is None else add_means(reading, reader, packaged, texts, prompts)
 
 
 def add_means(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,10 +21,10 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
 from dewmark.dew.expected import read
 from dewmark.dew.matrix import TextMatrix, statistic, text_matrices, z_scores
-from dewmark.dew.reading import WordReader
+from dewmark.dew.reading import LexiconReader
 from dewmark.scheme import UNITS_PER_CHUNK, check_texts, make_detection, text_chunks, token_scores
 from dewmark.types import Detection
-from dewmark.workspace import Expectations, Progress, Tokenized
+from dewmark.workspace import Progress, Tokenized, Workspace
 
 _KEYS_AT_ONCE = 64
 _MATRIX_BYTES = 256 << 20  # of the matrices of texts
@@ -33,29 +32,30 @@ _MATRIX_BYTES = 256 << 20  # of the matrices of texts
 
 def detect_keys(
     scheme: str,
-    reader: WordReader,
+    reader: LexiconReader,
     keys: Sequence[Key],
     texts: Sequence[str],
     *,
-    limit: float | None,
+    limit: float,
     prompts: Sequence[str | None] | None,
     fpr: float,
-    progress: Progress,
-    expectations: Expectations | None = None,
+    workspace: Workspace,
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
     before = reader.tokenize(check_texts(texts, prompts, fpr))
     tokenized = reader.tokenize(texts)
+    expectations = workspace.expectations
     named = None if expectations is None else expectations.name
-    at_once = max(_MATRIX_BYTES // (8 * reader.shape[0] * reader.shape[1]), 1)
+    shape = (reader.lexicon.dim, reader.lexicon.dim)
+    at_once = max(_MATRIX_BYTES // (8 * shape[0] * shape[1]), 1)
     found: list[list[Detection]] = []
     for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
-        reading, read_texts = read(reader, expectations, tokenized[part], before[part]), tokenized[part]
-        for i in range(0, len(read_texts), at_once):
-            some = slice(i, i + at_once)
-            matrices = list(text_matrices(reading, limit=limit, texts=some))
-            z = _under(keys, matrices, reader.shape, progress)
-            for text, matrix, row in zip(read_texts[some], matrices, z, strict=True):
+        reading = read(reader, expectations, tokenized[part], before[part])
+        matrices = text_matrices(reading, limit=limit)
+        texts_left = iter(tokenized[part])
+        while some := list(itertools.islice(matrices, at_once)):
+            z = _under(keys, some, shape, workspace.progress)
+            for text, matrix, row in zip(itertools.islice(texts_left, len(some)), some, z, strict=True):
                 share = reader.carrying(text)
                 found.append(
                     _detections(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=share)
@@ -76,7 +76,7 @@ def _detections(
 ) -> list[Detection]:
     """One detection per key of a text with z (keys,)."""
     best = int(np.argmax(z))
-    evidence = matrix.under(_MATRICES.matrix(keys[best], matrix.F.shape))
+    evidence = matrix.under(_matrix(keys[best], matrix.F.shape))
     length, scored = matrix.effective_length, max(evidence.length, 1)
     found = [
         make_detection(
@@ -106,35 +106,13 @@ def _under(
         for i in range(0, len(keys), _KEYS_AT_ONCE):
             progress("trying keys", i, len(keys))
             some = slice(i, i + _KEYS_AT_ONCE)
-            W = np.stack(list(pool.map(functools.partial(_MATRICES.matrix, shape=shape), keys[some])))
+            W = np.stack(list(pool.map(functools.partial(_matrix, shape=shape), keys[some])))
             z[:, some] = z_scores(F, square, W)
     progress("trying keys", len(keys), len(keys))
     return z
 
 
-class _MatrixCache:
-    """W of the keys used last, float32, up to ``limit`` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._bytes = limit, 0
-        self._kept: OrderedDict[tuple[Key, tuple[int, ...]], F32] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def matrix(self, key: Key, shape: tuple[int, ...]) -> F32:
-        """W (d_T, d_C) of a key."""
-        name = (key, shape)
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
-        drawn = draw_float32_matrix(key, d_T=shape[0], d_C=shape[1])
-        with self._lock:
-            if name not in self._kept:
-                self._kept[name] = drawn
-                self._bytes += drawn.nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return drawn
-
-
-_MATRICES = _MatrixCache(256 << 20)
+@functools.lru_cache(maxsize=4096)  # 256 MB of 128 coordinates
+def _matrix(key: Key, shape: tuple[int, ...]) -> F32:
+    """W (d_T, d_C) of a key."""
+    return draw_float32_matrix(key, d_T=shape[0], d_C=shape[1])

@@ -36,8 +36,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.special import ndtr
@@ -46,12 +45,9 @@ from dewmark.arrays import F32, F64
 from dewmark.core.keys import KeyStream
 from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length
+from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, key_test
 
-__all__ = ["TextMatrix", "start_columns", "text_matrices"]
-
-Array = Any  # of numpy or of torch
-Library = Any  # numpy or torch
+__all__ = ["KeyedEvidence", "TextMatrix", "passage_test", "start_columns", "text_matrices"]
 
 _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them
@@ -64,17 +60,17 @@ _ALIKE = 1e-5  # of two columns, relative to the first: too near for half the di
 _PAIRS_AT_ONCE, _TEXTS_AT_ONCE = 4096, 64
 
 
-def z_scores(F: Array, square: Array, W: Array) -> Array:
+def z_scores(F: F64, square: F64, W: F32) -> F64:
     """z (B, K) of B texts with F (B, d_T, d_C) and ‖F‖² (B,) under K keys with W (K, d_T, d_C).
 
-    Arrays of numpy or of torch, float64. z is 0 where there is nothing to test.
+    z is 0 where there is nothing to test.
     """
     return standard(F.reshape(len(F), -1) @ W.reshape(len(W), -1).T, square[:, None])
 
 
-def standard(sums: Array, square: Array) -> Array:
+def standard(sums: F64, square: F64) -> F64:
     """z of sums ⟨F, W⟩, which have the variance ``square`` = ‖F‖² over keys; 0 where that is 0."""
-    return sums * (square > TINY) / (square + (square <= TINY)) ** 0.5
+    return np.asarray(sums * (square > TINY) / (square + (square <= TINY)) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -88,6 +84,13 @@ class Cuts:
     left: F64
     right: F64
     sizes: F64
+
+
+@dataclass(frozen=True)
+class KeyedEvidence(Evidence):
+    """Evidence with the matrix W (d_T, d_C) under which its scores are."""
+
+    W: F32 | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,10 @@ class TextMatrix:
     square: float
 
     @functools.cached_property
-    def blank(self) -> Evidence:
+    def blank(self) -> KeyedEvidence:
         """The evidence with all scores 0; the cuts are pairs that belong to no word."""
         weights = np.concatenate((self.pairs.weights, -self.cuts.sizes))
-        return Evidence(
+        return KeyedEvidence(
             scores=np.zeros(len(weights)),
             alignments=np.zeros(len(weights), dtype=np.float32),
             weights=weights,
@@ -127,14 +130,14 @@ class TextMatrix:
         """How many independent words the text is worth."""
         return effective_length(self.blank, self.square)
 
-    def under(self, W: F32) -> Evidence:
+    def under(self, W: F32) -> KeyedEvidence:
         """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
         blank, n = self.blank, len(self.T)
         u: F32 = np.einsum("ij,ij->i", np.asarray(blank.T) @ W, blank.C)
         norms = np.ones(len(u), dtype=np.float32)
         norms[:n] = np.linalg.norm(self.T, axis=1)
         shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
-        return dataclasses.replace(blank, scores=u.astype(np.float64), alignments=shown)
+        return dataclasses.replace(blank, scores=u.astype(np.float64), alignments=shown, W=W)
 
     def test(self, W: F32) -> Statistic:
         """The key test under a key's W (d_T, d_C)."""
@@ -147,13 +150,12 @@ def statistic(z: float, square: float, length: float) -> Statistic:
     return Statistic(z, float(ndtr(-z)), length) if square > TINY else NOTHING
 
 
-def text_matrices(
-    reading: Reading, *, limit: float | None, texts: slice = slice(None)
-) -> Iterator[TextMatrix]:
-    """The matrices of a reading's texts, flattened to ``limit`` unless it is None."""
-    contexts = reading.context_rows
-    for some in _groups(reading.texts[texts]):
-        rows = [(differences(pairs, reading.token_rows), contexts[pairs.windows]) for pairs in some]
+def text_matrices(reading: Reading, *, limit: float) -> Iterator[TextMatrix]:
+    """The matrices of a reading's texts, flattened to ``limit``."""
+    for some in _groups(reading.texts):
+        rows = [
+            (differences(pairs, reading.token_rows), reading.context_rows[pairs.windows]) for pairs in some
+        ]
         wide = [
             (T.astype(np.float64), C * pairs.weights[:, None])
             for pairs, (T, C) in zip(some, rows, strict=True)
@@ -165,9 +167,7 @@ def text_matrices(
             square = float(np.sum(np.square(F)))
             whole = float(np.sum(np.square(matrix)))
             energy = float(np.sum(np.square(np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1))))
-            if limit is not None and not testable(square, whole, energy):
-                square = 0.0
-            yield TextMatrix(pairs, T, C, cut, F, square)
+            yield TextMatrix(pairs, T, C, cut, F, square if testable(square, whole, energy) else 0.0)
 
 
 def _groups(texts: Sequence[Pairs]) -> Iterator[Sequence[Pairs]]:
@@ -192,27 +192,23 @@ def differences(pairs: Pairs, units: F32) -> F32:
     return np.asarray(T - (units[pairs.expected] + pairs.unforeseen[:, None] * mean))
 
 
-def cuts_of(M: F64, texts: Sequence[Pairs], *, limit: float | None) -> list[Cuts]:
+def cuts_of(M: F64, texts: Sequence[Pairs], *, limit: float) -> list[Cuts]:
     """What to cut from the matrices M (B, d_T, d_C) of texts.
 
     Texts that search for equally many directions do so together.
     """
-    d_T, d_C = M.shape[1:]
-    nothing = Cuts(np.zeros((0, d_T)), np.zeros((0, d_C)), np.zeros(0))
-    found = [nothing] * len(texts)
-    if limit is None:
-        return found
+    d = min(M.shape[1:])
     lengths = [float(pairs.weights.sum()) for pairs in texts]
     alike: dict[int, list[int]] = {}
     for i, pairs in enumerate(texts):
-        alike.setdefault(most_directions(len(pairs.tokens), lengths[i], d=min(d_T, d_C)), []).append(i)
+        alike.setdefault(most_directions(len(pairs.tokens), lengths[i], d=d), []).append(i)
+    found: dict[int, Cuts] = {}
     for most, members in alike.items():
         directions = leading_directions(M[members].astype(np.float32), most)
         for i, values, left, right in zip(members, *directions, strict=True):
-            square = float(np.sum(np.square(M[i])))
-            sizes = cut_sizes(values, square, lengths[i], d=min(d_T, d_C), limit=limit)
+            sizes = cut_sizes(values, float(np.sum(np.square(M[i]))), lengths[i], d=d, limit=limit)
             found[i] = Cuts(left[:, : len(sizes)].T, right[:, : len(sizes)].T, sizes)
-    return found
+    return [found[i] for i in range(len(texts))]
 
 
 def testable(kept: float, *energies: float) -> bool:
@@ -237,39 +233,38 @@ def cut_sizes(values: F64, square: float, length: float, *, d: int, limit: float
     return values[values > bound] - bound
 
 
-def leading_directions(matrices: Array, count: int, *, xp: Library = np) -> tuple[Array, Array, Array]:
+def leading_directions(matrices: F32, count: int) -> tuple[F64, F64, F64]:
     """The leading singular values (B, q) of matrices (B, d_T, d_C), float32, and their directions.
 
-    These are (B, d_T, q) and (B, d_C, q). ``xp`` is the library of the arrays: numpy, or torch.
+    These are (B, d_T, q) and (B, d_C, q).
     """
-    start = start_columns(matrices.shape[-1], count)
-    right = start if xp is np else matrices.new_tensor(start)
+    right = start_columns(matrices.shape[-1], count)
     if not count:
-        return matrices[:, 0, :0], matrices[..., :0], matrices.mT[..., :0]
+        wide = matrices.astype(np.float64)
+        return wide[:, 0, :0], wide[..., :0], wide.mT[..., :0]
     for _ in range(_ITERATIONS):
-        right = _orthonormal(matrices.mT @ (matrices @ right), xp)
-    image, right = (xp.asarray(each, dtype=xp.float64) for each in (matrices @ right, right))
-    squares, turn = xp.linalg.eigh(image.mT @ image)
-    squares, turn = xp.flip(squares, (-1,)), xp.flip(turn, (-1,))
-    values = xp.sqrt(squares * (squares > 0.0))
-    return values, image @ turn / (values + (values == 0.0))[:, None], right @ turn
+        right = _orthonormal(matrices.mT @ (matrices @ right))
+    image, basis = (matrices @ right).astype(np.float64), right.astype(np.float64)
+    squares, turn = np.linalg.eigh(image.mT @ image)
+    squares, turn = np.flip(squares, -1), np.flip(turn, -1)
+    values = np.sqrt(np.maximum(squares, 0.0))
+    return values, image @ turn / (values + (values == 0.0))[:, None], basis @ turn
 
 
-def _orthonormal(columns: Array, xp: Library) -> Array:
-    """An orthonormal basis (B, d, q) of each space of columns (B, d, q), float32."""
-    wide = xp.asarray(columns, dtype=xp.float64)
+def _orthonormal(columns: F32) -> F32:
+    """An orthonormal basis (B, d, q) of each space of columns (B, d, q)."""
+    wide = columns.astype(np.float64)
     try:  # in double precision this is a QR decomposition at a third of the time, unless some are alike
-        factor = xp.linalg.cholesky(wide.mT @ wide)
-    except xp.linalg.LinAlgError:
+        factor = np.linalg.cholesky(wide.mT @ wide)
+    except np.linalg.LinAlgError:
         if half := len(wide) // 2:
-            return xp.concatenate([_orthonormal(part, xp) for part in (columns[:half], columns[half:])])
-        return xp.asarray(xp.linalg.qr(wide)[0], dtype=xp.float32)
-    basis = wide @ xp.linalg.inv(factor).mT
-    alike = xp.amin(xp.linalg.diagonal(factor), -1) < _ALIKE * factor[:, 0, 0]
-    for i, replaced in enumerate(alike.tolist()):
-        if replaced:
-            basis[i] = xp.linalg.qr(wide[i])[0]
-    return xp.asarray(basis, dtype=xp.float32)
+            return np.concatenate([_orthonormal(part) for part in (columns[:half], columns[half:])])
+        return np.linalg.qr(wide)[0].astype(np.float32)
+    basis = wide @ np.linalg.inv(factor).mT
+    alike = np.linalg.diagonal(factor).min(axis=-1) < _ALIKE * factor[:, 0, 0]
+    for i in np.flatnonzero(alike):
+        basis[i] = np.linalg.qr(wide[i])[0]
+    return basis.astype(np.float32)
 
 
 def _bound(values: F64, square: float, limit: float, *, rank: float) -> float:
@@ -291,3 +286,40 @@ def start_columns(rows: int, columns: int) -> F32:
     """Fixed public columns from which the search for directions starts, (rows, columns)."""
     stream = KeyStream(hashlib.sha256(b"dewmark/leading directions").digest())
     return stream.normals(rows, columns).astype(np.float32)
+
+
+# Passages
+
+
+def passage_test(evidence: Evidence, *, limit: float) -> Statistic:
+    """The key test of some words of a text, which are flattened by themselves, as a whole text is.
+
+    A scan of a text's windows (`dewmark.stats.scan`) sums the scores of words, from which nothing is cut.
+    What unrelated texts have in common grows with the length of a window as it does with that of a text, and
+    would make false alarms on passages come in blocks. So a window that a scan picks out must stand this test
+    too, and the larger p-value counts. The passage's own matrix says what is cut, never the words around it:
+    these may be marked, and would tell the test something about the key.
+    """
+    if not isinstance(evidence, KeyedEvidence) or evidence.W is None or not evidence.pairs:
+        return key_test(evidence)
+    F, whole = flattened(evidence, limit=limit)
+    square = float(np.sum(np.square(F)))
+    energy = float(np.sum(np.square(evidence.weights[: evidence.pairs]) * evidence.sizes))
+    if not testable(square, whole, energy):  # it has a length, but nothing to test
+        return dataclasses.replace(NOTHING, effective_length=effective_length(evidence, whole))
+    z = float(z_scores(F[None], np.array([square]), evidence.W[None])[0, 0])
+    return statistic(z, square, effective_length(evidence, square))
+
+
+def flattened(evidence: Evidence, *, limit: float) -> tuple[F64, float]:
+    """f(M) (d_T, d_C) of the words of an evidence, and ‖M‖²."""
+    n = evidence.pairs
+    weights = evidence.weights[:n]
+    T, C = (np.asarray(rows[:n], dtype=np.float64) for rows in (evidence.T, evidence.C))
+    M, d, length = (T * weights[:, None]).T @ C, min(T.shape[1], C.shape[1]), float(weights.sum())
+    whole = float(np.sum(np.square(M)))
+    values, left, right = (
+        each[0] for each in leading_directions(M[None].astype(np.float32), most_directions(n, length, d=d))
+    )
+    sizes = cut_sizes(values, whole, length, d=d, limit=limit)
+    return M - (left[:, : len(sizes)] * sizes) @ right[:, : len(sizes)].T, whole

@@ -3,34 +3,28 @@
 Every distinct unit and context of a batch is looked up once. Under one key the alignments are then a small
 product, so scoring the same texts under many keys repeats no work.
 
-`LexiconReader` reads the words of a lexicon, `dewmark.dew.open` any word, `dewmark.dew.paper` a host's
-tokens.
+`LexiconReader` reads the words of a lexicon, `dewmark.dew.paper` a host's tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64, Mask
 from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
-from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.lexicon import Lexicon
-from dewmark.encoders.lexicon_vectors import LexiconContexts, LexiconTokens
 from dewmark.errors import VocabularyError
 from dewmark.scheme import State
 from dewmark.text.windows import ABSENT
-from dewmark.text.words import VERSION, places_and_forms
+from dewmark.text.words import places_and_forms
 from dewmark.workspace import Tokenized
 
-__all__ = ["LexiconReader", "Pairs", "Reader", "Reading", "WordReader", "pairs_of"]
+__all__ = ["LexiconReader", "Pairs", "Reading", "pairs_of"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +44,6 @@ class Pairs:
     expected: I64 | None = None
     unforeseen: F32 | None = None
 
-    @property
-    def used_rows(self) -> I64:
-        """The rows of the batch that the pairs use, in ascending order."""
-        return np.unique(self.tokens if self.expected is None else np.append(self.tokens, self.expected))
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -64,25 +53,8 @@ class Reading:
     """
 
     token_rows: F32
-    contexts: SummedContexts
+    context_rows: F32
     texts: tuple[Pairs, ...]
-
-    @property
-    def context_rows(self) -> F32:
-        """ê_C (W, d_C)."""
-        return self.contexts.vectors
-
-
-class Reader(ABC):
-    """Splits texts into units and looks up the vectors of units and contexts."""
-
-    @abstractmethod
-    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Split texts into units."""
-
-    @abstractmethod
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
-        """Read texts, each after its prompt."""
 
 
 def pairs_of(units: I64, windows: I64, lengths: Sequence[int]) -> tuple[Pairs, ...]:
@@ -114,56 +86,6 @@ def distinct_windows(windows: I64, size: int) -> tuple[I64, I64]:
     return (codes[:, None] // powers) % (size + 1) + ABSENT, found
 
 
-# Words
-
-
-class Vectors(Protocol):
-    """ê_T of words."""
-
-    dim: int
-
-    def vectors(self, words: Sequence[str]) -> F32:
-        """Words to unit rows (N, dim)."""
-
-
-class Around(Protocol):
-    """ê_C of windows of words."""
-
-    dim: int
-
-    def vectors(self, windows: Sequence[tuple[str, ...]]) -> F32:
-        """Windows to unit rows (N, dim)."""
-
-
-class WordReader(Reader):
-    """Reads words: ``tokens`` and ``contexts`` give their vectors, ``k`` is the width of a context."""
-
-    tokens: Vectors
-    contexts: Around
-    k: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """d_T and d_C."""
-        return self.tokens.dim, self.contexts.dim
-
-    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Split texts into words; equal ids mean equal word forms."""
-        return [_word_tokens(text) for text in texts]
-
-    def carrying(self, text: Tokenized) -> float | None:
-        """The share of a text's words that can carry the mark; None if all can."""
-        return None
-
-    @abstractmethod
-    def meta(self) -> dict[str, Any]:
-        """What must match when a stored detector is loaded."""
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The public arrays that a stored detector keeps."""
-        return {}
-
-
 def _word_tokens(text: str) -> Tokenized:
     places, forms = places_and_forms(text)
     return Tokenized(text, tuple(map(_word_id, forms)), places, tuple(forms))
@@ -174,15 +96,21 @@ def _word_id(form: str) -> int:
     return int.from_bytes(hashlib.blake2b(form.encode(), digest_size=7).digest(), "big")
 
 
-class LexiconReader(WordReader):
+class LexiconReader:
     """Reads the words of a lexicon; words without a row carry no mark, and add nothing to a context."""
 
     def __init__(self, lexicon: Lexicon, *, k: int) -> None:
         self.lexicon = lexicon
         self.packaged: PackagedReader | None = load_packaged_reader(lexicon)
-        self.tokens = self.units = LexiconTokens(lexicon)
-        self.contexts = self._around = LexiconContexts(lexicon)
         self.k = k
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Split texts into words; equal ids mean equal word forms."""
+        return [_word_tokens(text) for text in texts]
+
+    def vectors(self, words: Sequence[str]) -> F32:
+        """ê_T of words, (N, d_T): unit rows, zero for a word without a row."""
+        return self.lexicon.tokens(self.lexicon.rows(words))
 
     def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
         """Read texts, all in one pass over rows of the lexicon; their first k words carry no mark."""
@@ -200,8 +128,8 @@ class LexiconReader(WordReader):
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
         return Reading(
-            token_rows=self.units.of_rows(distinct),
-            contexts=self._around.of_rows(around),
+            token_rows=self.lexicon.tokens(distinct),
+            context_rows=self.lexicon.contexts_of(around),
             texts=pairs_of(units, windows, lengths.tolist()),
         )
 
@@ -234,14 +162,10 @@ class LexiconReader(WordReader):
         distinct, found = distinct_windows(around, len(others) + len(self.lexicon) + 1)
         return np.maximum(distinct - len(others), 0), found
 
-    def carrying(self, text: Tokenized) -> float | None:
+    def carrying(self, text: Tokenized) -> float:
         """The share of a text's words that have a row in the lexicon, their own or a borrowed one."""
         rows = self.lexicon.rows(text.forms)
         return round(float(np.mean(rows > 0)), 4) if len(rows) else 0.0
-
-    def meta(self) -> dict[str, Any]:
-        """What must match when a stored detector is loaded."""
-        return {"lexicon": self.lexicon.identity, "words": VERSION}
 
 
 def check_stored(state: State, name: str, value: object) -> None:

@@ -1,6 +1,6 @@
 """The default scheme, written down once: marking and testing in float64, to be read.
 
-The fast paths (`race`, `matrix`, `key_test`, `torch_matrix`, `ring`) compute what stands here, and
+The fast paths (`race`, `matrix`, `key_test`, `ring`) compute what stands here, and
 `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper.reference`.
 
 A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is

@@ -1,64 +1,99 @@
-"""`dew`, the default scheme: the words of a lexicon under a key."""
+"""`dew`, the default scheme: the words of a lexicon under a key whose secret is one matrix W.
+
+It detects by the text's matrix (`dewmark.dew.matrix`), and so has members, payloads and epochs
+(`dewmark.dew.ring`), streams (`dewmark.dew.sequential`), readers and stored detectors alike.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import secrets
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
+from dewmark import config
 from dewmark.arrays import F32, Mask
 from dewmark.config import check_rules
-from dewmark.dew.attribution import head_of
-from dewmark.dew.bound import BoundWords, WordScheme
-from dewmark.dew.origin import OpenHead
+from dewmark.core.keys import Key
+from dewmark.core.projections import draw_matrix
+from dewmark.dew.expected import read
+from dewmark.dew.key_test import detect_keys
+from dewmark.dew.matrix import TextMatrix, passage_test, text_matrices
+from dewmark.dew.origin import find_uses, head_of, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
 from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
+from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
 from dewmark.errors import ConfigError
-from dewmark.scheme import Scheme, State
+from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, reader_name
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import Statistic
 from dewmark.text.words import VERSION
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.types import Detection
+from dewmark.verdict import DEFAULT_FPR
+from dewmark.workspace import NO_READER, HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.engine_rows import LexiconRows, MatrixOf
-    from dewmark.dew.race import LexiconAligner, LexiconBatch, LexiconSession, WordRace
+    from dewmark.dew.race import WordRace, WordSession
+    from dewmark.dew.word_step import WordTables
 
 __all__ = ["DEW", "BoundDEW"]
 
 STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
+TESTS = ("key",)
+_CHUNK_BYTES = 32 << 20  # of the vectors read at once
 _MATRICES_KEPT = 256  # of members and payloads, on a device
-_ELSEWHERE = {
-    **dict.fromkeys(("encoder", "statistics", "vocabulary", "word_centre"), "dew-open"),
-    **dict.fromkeys(("context_encoding", "donor", "mode", "n", "nucleus", "projection"), "dew-paper"),
-    **dict.fromkeys(("sampler", "units", "whiten_contexts", "whiten_tokens"), "dew-paper"),
-}
-"""Settings of the other schemes of this family."""
+_ELSEWHERE = (
+    *("context_encoding", "donor", "encoder", "mode", "n", "projection", "statistics"),
+    *("whiten_contexts", "whiten_tokens"),
+)
+"""Settings of the paper's scheme."""
 _READERS: weakref.WeakValueDictionary[tuple[str, int, str], LexiconReader] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
-class DEW(WordScheme[LexiconReader]):
+class DEW(Scheme):
     """Dual-Embedding Watermarking over the words of a lexicon (`dewmark.dew.reference`)."""
 
     name: ClassVar[str] = "dew"
     summary: ClassVar[str] = "dual-embedding watermark: keyed alignment of words with the words before them"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)  # the session draws the token
+    reads_rings: ClassVar[bool] = True
+    host_free: ClassVar[bool] = True
+    takes_reader: ClassVar[bool] = True
+    language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
+    k: int = 3
+    """Context width: how many words before the scored one."""
+    alpha: float = 0.95
+    """Share of the sampler's randomness that comes from the key."""
+    m: int = 256
+    """How many of the likeliest tokens are scored."""
+    flatten: float = 2.5
+    """How many times the root mean square of all directions one direction of the text's evidence may have
+    before the key test cuts it."""
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
-    flatten: float | None = 2.5
-    """As in `WordScheme`, but higher: the packaged reader subtracts most of what texts have in common."""
     strength: float = STRENGTHS["free"]
     """λ, the most that a logit gains beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
 
     def validate(self) -> None:
         """Reject values out of range."""
-        super().validate()
         check_rules(
+            (self.k >= 1, "k", "be at least 1", self.k),
+            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
+            (self.m >= 1, "m", "be at least 1", self.m),
+            (self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
             (self.strength >= 0.0, "strength", "be exact, free, strong or a number from 0 on", self.strength),
         )
 
@@ -70,9 +105,8 @@ class DEW(WordScheme[LexiconReader]):
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
         for name in settings:
-            other = _ELSEWHERE.get(name.rstrip("_"))
-            if other is not None:
-                raise ConfigError(f"dew has no setting {name!r}: use the scheme {other}")
+            if name in _ELSEWHERE:
+                raise ConfigError(f"dew has no setting {name!r}: use the scheme dew-paper")
         strength = settings.get("strength")
         if isinstance(strength, str):
             try:
@@ -85,7 +119,7 @@ class DEW(WordScheme[LexiconReader]):
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
-        """The reader of the lexicon."""
+        """The reader of the lexicon, shared by all keys of a process."""
         name = (self.lexicon, self.k, str(workspace.cache))
         found = _READERS.get(name)
         if found is None:
@@ -93,30 +127,135 @@ class DEW(WordScheme[LexiconReader]):
             _READERS[name] = found
         return found
 
-    def restored_reader(self, state: State, workspace: Workspace) -> LexiconReader:
-        """The reader of a stored detector, which names its lexicon."""
+    def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDEW:
+        """Draw the key's matrices."""
+        reader = self.open_reader(workspace)
+        d = reader.lexicon.dim
+        if key.is_plain:
+            W, uses = draw_matrix(key, d_T=d, d_C=d).astype(np.float32), None
+        else:
+            uses = KeyMatrices.of(key, d_T=d, d_C=d)
+            W = uses.matrix(KeyUse())
+        return BoundDEW(self, W, uses, reader, host, key.fingerprint, workspace)
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
+        """A detector from stored matrices: no key, no host."""
         reader = self.open_reader(workspace)
         check_stored(state, "lexicon", reader.lexicon.identity)
         check_stored(state, "words", VERSION)
-        return reader
+        W = np.array(state.arrays["W"], dtype=np.float32)
+        uses = KeyMatrices.stored(state.meta["uses"], state.arrays) if "uses" in state.meta else None
+        return BoundDEW(self, W, uses, reader, host, fingerprint, workspace)
 
-    def under(
+    def detect_keys(
         self,
+        keys: Sequence[Key],
+        texts: Sequence[str],
+        host: HostInfo,
+        workspace: Workspace,
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """Score texts under many keys, reading them once."""
+        check_test(test, TESTS)
+        if not all(key.is_plain for key in keys):  # each pays for its own members and payloads
+            return super().detect_keys(keys, texts, host, workspace, prompts=prompts, fpr=fpr, test=test)
+        return detect_keys(
+            self.name,
+            self.open_reader(workspace),
+            keys,
+            texts,
+            limit=self.flatten,
+            prompts=prompts,
+            fpr=fpr,
+            workspace=workspace,
+        )
+
+
+class BoundDEW(BoundScheme):
+    """DEW under one key with matrix ``W`` (d_T, d_C), which is the use that marks.
+
+    ``uses`` are the members, payloads and epochs of a key that has any, and ``asked`` what `for_member` was
+    asked for.
+    """
+
+    tests = TESTS
+    scheme: DEW
+
+    def __init__(
+        self,
+        scheme: DEW,
         W: F32,
         uses: KeyMatrices | None,
         reader: LexiconReader,
         host: HostInfo,
         fingerprint: str,
         workspace: Workspace,
-    ) -> BoundDEW:
-        """The scheme under a key."""
-        return BoundDEW(self, W, uses, reader, host, fingerprint, workspace)
+    ) -> None:
+        super().__init__(scheme, host, fingerprint)
+        self.reader = reader
+        self.W = W
+        self.uses = uses
+        self.asked = Asked()
+        # without its ways to open hosts, which may lead back here
+        self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
+        self._units_per_chunk = max(_CHUNK_BYTES // (4 * (W.shape[0] + 2 * W.shape[1])), 1)
+        self._lock = threading.Lock()
+        self._tables: dict[torch.device, WordTables] = {}
 
+    def under(self, W: F32) -> Self:
+        """The same scheme under a plain key with another matrix W (d_T, d_C)."""
+        changed = copy.copy(self)
+        changed.W, changed.uses, changed.asked = W, None, Asked()
+        return changed
 
-class BoundDEW(BoundWords[LexiconReader]):
-    """DEW under one key."""
+    def alignments(self, T: F32, C: F32) -> F32:
+        """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
+        return np.asarray(np.einsum("ij,ij->i", T @ self.W, C))
 
-    scheme: DEW
+    # Members, payloads and epochs
+
+    def for_member(self, *, member: int | None = None, payload: int | None = None) -> Self:
+        """The same scheme, marking as one member of the key's ring and with a payload.
+
+        Without a ``member``, each text's seed chooses one.
+        """
+        asked = Asked(member, payload)
+        changed = self.under(self.matrices.matrix(asked.use))
+        changed.uses, changed.asked = self.uses, asked
+        return changed
+
+    @property
+    def matrices(self) -> KeyMatrices:
+        """The matrices of all uses of the key; a plain key has one."""
+        return self.uses or KeyMatrices.of_matrix(self.W)
+
+    @property
+    def n_hypotheses(self) -> int:
+        """The number of uses among which detection chooses."""
+        return 1 if self.uses is None else self.uses.count
+
+    @property
+    def config_hash(self) -> str:
+        """Also identifies the member and the payload that were asked for."""
+        whole = super().config_hash
+        asked = self.asked
+        return whole if asked == Asked() else config.config_hash(whole, asked.member, asked.payload)
+
+    @property
+    def members_chosen(self) -> int | None:
+        """The members of the key's ring among which each text's seed chooses, if it does."""
+        if self.uses is None or self.uses.current.members == 1 or self.asked.member is not None:
+            return None
+        return self.uses.current.members
+
+    def member_of(self, seed: int) -> int | None:
+        """The member that marks a text with this seed; None under a key without members."""
+        if self.members_chosen is not None:
+            return random_member(seed, self.members_chosen)
+        return self.asked.member if self.uses is not None else None
 
     # Attribution
 
@@ -124,10 +263,6 @@ class BoundDEW(BoundWords[LexiconReader]):
     def attributes(self) -> bool:
         """Whether it can tell the holder's texts from forged ones: a ring can, a plain key cannot."""
         return self.uses is not None and self.uses.attributes
-
-    def open_head(self) -> OpenHead | None:
-        """The coordinates that a forger learns first, where texts are attributed by the others."""
-        return self.head if self.attributes else None
 
     def head(self) -> Mask:
         """The coordinates that a forger learns first, (d_T, d_C)."""
@@ -142,32 +277,37 @@ class BoundDEW(BoundWords[LexiconReader]):
 
     # Marking
 
-    def member_of(self, seed: int) -> int | None:
-        """The member that marks a text with this seed; None under a key without members."""
-        if self.members_chosen is not None:
-            return random_member(seed, self.members_chosen)
-        return self.asked.member if self.uses is not None else None
-
-    def _forget(self) -> None:
-        self._aligners: dict[torch.device, LexiconAligner] = {}
-
     def session(
         self,
         prompt_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
         seeds: Sequence[int] | None = None,
-    ) -> LexiconSession:
+    ) -> WordSession:
         """Start marking a batch of prompts (batch, length)."""
-        from dewmark.dew.race import LexiconSession
+        import torch
 
-        return LexiconSession(
-            self.race,
-            self.batch(prompt_ids, attention_mask, seeds=seeds),
-            vocab_size=self.host.vocab_size,
-            prompt_ids=prompt_ids,
-            seeds=seeds,
-        )
+        from dewmark.dew.race import WordSession
+        from dewmark.dew.word_step import WordStates
+
+        device = prompt_ids.device
+        texts = WordStates(self.word_tables(device), len(prompt_ids), k=self.scheme.k)
+        W = torch.from_numpy(self.W).to(device)
+        if self.members_chosen is not None:
+            matrix_of = self._matrix_of(device)
+            drawn = seeds or [secrets.randbits(63) for _ in range(len(prompt_ids))]
+            found = [matrix_of(seed, None, None) for seed in drawn]
+            W = torch.stack([each for each in found if each is not None])
+        return WordSession(self.race, texts, W, prompt_ids, seeds=seeds)
+
+    def follow_alignments(
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """From ids (batch, length) that grow and candidates (batch, m) to u (batch, m) of the candidates."""
+        import torch
+
+        session, W = self.session(prompt_ids), torch.from_numpy(self.W).to(prompt_ids.device)
+        return lambda ids, candidates: session.read(ids).align(candidates, W).u
 
     @property
     def race(self) -> WordRace:
@@ -177,42 +317,19 @@ class BoundDEW(BoundWords[LexiconReader]):
 
         return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
 
-    def batch(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> LexiconBatch:
-        """The texts of a session that begins with prompts (batch, length)."""
-        from dewmark.dew.race import LexiconBatch
-
-        W = self._members_of(len(prompt_ids), seeds, prompt_ids.device)
-        return LexiconBatch(self._aligner(prompt_ids.device), prompt_ids, W=W)
-
     def rows(self, device: torch.device) -> LexiconRows:
         """Mark the rows of a changing batch together."""
+        import torch
+
         from dewmark.dew.engine_rows import LexiconRows
 
         return LexiconRows(
             self.race,
-            self._aligner(device),
-            vocab_size=self.host.vocab_size,
+            self.word_tables(device),
+            torch.from_numpy(self.W).to(device),
+            k=self.scheme.k,
             matrix_of=self._matrix_of(device),
         )
-
-    def _members_of(
-        self, rows: int, seeds: Sequence[int] | None, device: torch.device
-    ) -> torch.Tensor | None:
-        """The rows' own matrices (rows, d_T, d_C), if their seeds choose members of a ring."""
-        import torch
-
-        if self.members_chosen is None:
-            return None
-        matrix_of = self._matrix_of(device)
-        drawn = seeds or [secrets.randbits(63) for _ in range(rows)]
-        found = [matrix_of(seed, None, None) for seed in drawn]
-        return torch.stack([each for each in found if each is not None])
 
     def _matrix_of(self, device: torch.device) -> MatrixOf:
         """A text's matrix on a device by its seed, member and payload; None for W."""
@@ -232,13 +349,76 @@ class BoundDEW(BoundWords[LexiconReader]):
 
         return matrix_of
 
-    def _aligner(self, device: torch.device) -> LexiconAligner:
-        """This key's tables on a device, built for the first session there and shared by all."""
-        from dewmark.dew.race import LexiconAligner
+    def word_tables(self, device: torch.device) -> WordTables:
+        """The host's tables on a device, shared by all keys while one of them is used."""
         from dewmark.dew.word_step import word_tables
 
         with self._lock:
-            if device not in self._aligners:
-                tables = word_tables(self.host, self.reader, device=device, workspace=self.workspace)
-                self._aligners[device] = LexiconAligner(tables, self.W, k=self.scheme.k)
-            return self._aligners[device]
+            self._tables[device] = word_tables(
+                self.host, self.reader.lexicon, device=device, workspace=self.workspace
+            )
+            return self._tables[device]
+
+    # Detection
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Split texts into words."""
+        return self.reader.tokenize(texts)
+
+    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[TextMatrix]:
+        """The matrices of texts, each after its prompt."""
+        reading = read(self.reader, self.expectations, texts, prompts)
+        return text_matrices(reading, limit=self.scheme.flatten)
+
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+    ) -> Iterator[tuple[Evidence, Statistic]]:
+        """Evidence and result of each text."""
+        matrices = self.read(texts, prompts)
+        if self.uses is not None:
+            yield from find_uses(matrices, self.uses, fpr=fpr, head=self.head if self.attributes else None)
+        else:
+            for text in matrices:
+                yield text.under(self.W), text.test(self.W)
+
+    def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
+        """Watch a text while it arrives; its p-value is valid whenever you stop."""
+        if reader_name(self) not in (None, NO_READER.name):
+            raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
+        return SequentialDetector(
+            self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten
+        )
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
+        if self.uses is not None and self.uses.is_public:
+            raise ConfigError("a public detector has half of the key, which does not find passages")
+        return [text.under(self._best_matrix(text)) for text in self.read(texts, prompts)]
+
+    def _best_matrix(self, text: TextMatrix) -> F32:
+        return self.W if self.uses is None else self.uses.matrix(self.uses.find(text.F).use)
+
+    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+        """The key test of one text's evidence, or of a passage of it."""
+        return passage_test(evidence, limit=self.scheme.flatten)
+
+    def _detection(
+        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+    ) -> Detection:
+        """The result for one text, with what is known of its origin."""
+        made = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
+        made = dataclasses.replace(made, carrying=self.reader.carrying(text))
+        return made if self.uses is None else with_origin(made, statistic, self.uses)
+
+    def _mean_score(self, evidence: Evidence) -> float:
+        """The mean score per word."""
+        return evidence.total / max(evidence.length, 1)
+
+    def state(self) -> State:
+        """The key's matrices and what reading needs. As secret as the key."""
+        meta: dict[str, Any] = {"lexicon": self.reader.lexicon.identity, "words": VERSION}
+        arrays: dict[str, Any] = {"W": self.W}
+        if self.uses is not None:
+            meta["uses"] = self.uses.meta()
+            arrays |= self.uses.arrays()
+        return State(meta=meta, arrays=arrays)

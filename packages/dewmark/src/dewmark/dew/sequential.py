@@ -34,7 +34,7 @@ from scipy.special import logsumexp
 
 from dewmark.arrays import F32, F64
 from dewmark.dew.matrix import text_matrices
-from dewmark.dew.reading import Reader
+from dewmark.dew.reading import LexiconReader
 from dewmark.dew.ring import CONFIDENCE, KeyMatrices, KeyUse
 from dewmark.errors import ConfigError
 from dewmark.verdict import LEAST_P, names_origin
@@ -57,51 +57,42 @@ class SequentialDetector:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LexiconReader,
         uses: KeyMatrices,
         *,
         prompt: str | None = None,
         fpr: float = 0.01,
-        limit: float | None = None,
+        limit: float,
     ) -> None:
         if not 0.0 < fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
         if uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not follow streams")
         self.fpr = fpr
-        self._reader, self._uses = reader, uses
+        self.wordser, self._uses = reader, uses
         (self._prompt,) = reader.tokenize([prompt or ""])
         self._text = ""
-        self._read = 0  # words, scored or not
-        self._scored = 0
+        self.words = 0  # read, scored or not
+        self.scored = 0  # words that are evidence
         self._sum: F64 | None = None  # of the scored words
         self.rows: _Rows | None = None
         self._A = np.zeros(uses.count)
         self._V = 0.0
         self.largest_log_e = 0.0  # the largest log E so far
-        self._limit = limit  # of the key test's flattening; None: the process alone decides
-        self._p = 1.0
-
-    @property
-    def words(self) -> int:
-        """The number of words read."""
-        return self._read
-
-    @property
-    def scored(self) -> int:
-        """The number of words that are evidence."""
-        return self._scored
+        self._limit = limit
+        self.p_value = 1.0
+        """The smallest so far of 1/max E and the key test's p-value, the larger: valid whenever you stop."""
 
     @property
     def log_e(self) -> float:
         """log E, the logarithm of the e-process now."""
-        logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V
+        logs = self._logs
         return float(logsumexp(logs)) - math.log(logs.size)
 
     @property
-    def p_value(self) -> float:
-        """The smallest so far of 1/max E and the key test's p-value, the larger: valid whenever you stop."""
-        return self._p
+    def _logs(self) -> F64:
+        """The logarithm of E under each strength and use, (strengths, uses)."""
+        return np.asarray(STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V)
 
     @property
     def is_marked(self) -> bool:
@@ -113,8 +104,7 @@ class SequentialDetector:
         """The member, payload and epoch that fit, if the text is marked beyond doubt and one stands out."""
         if not names_origin(self.p_value, self.fpr):
             return None
-        logs = STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V
-        each = np.asarray(logsumexp(logs, axis=0))
+        each = np.asarray(logsumexp(self._logs, axis=0))
         best = int(np.argmax(each))
         return self._uses.use(best) if math.exp(each[best] - logsumexp(each)) >= CONFIDENCE else None
 
@@ -143,30 +133,30 @@ class SequentialDetector:
     def _advance(self, *, final: bool) -> float:
         if not self._text.strip():
             return self.p_value
-        (text,) = self._reader.tokenize([self._text])
+        (text,) = self.wordser.tokenize([self._text])
         known = len(text.ids) if final else len(text.ids) - 1
-        if known <= self._read:
+        if known <= self.words:
             return self.p_value
-        reading = self._reader.read([text], [self._prompt])
+        reading = self.wordser.read([text], [self._prompt])
         (pairs,), contexts = reading.texts, reading.context_rows
-        for place in range(self._read, known):
+        for place in range(self.words, known):
             pair = int(pairs.positions[place])
             if pair >= 0:
                 self.score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
                 self.largest_log_e = max(self.largest_log_e, self.log_e)
-        self._read = known
+        self.words = known
         p = max(min(math.exp(-self.largest_log_e), 1.0), LEAST_P)
-        if p <= self.fpr and self._limit is not None:
+        if p <= self.fpr:
             (whole,) = text_matrices(reading, limit=self._limit)
             p = max(p, self._uses.find(whole.F).p_value) if whole.square > 0.0 else 1.0
-        self._p = min(self._p, p)
+        self.p_value = min(self.p_value, p)
         return self.p_value
 
     def score(self, unit: F32, context: F32) -> None:
         """Add one scored word with its rows t (d_T,) and c (d_C,)."""
         total = np.zeros(len(unit)) if self._sum is None else self._sum
-        t = (unit - total / (self._scored + _PRIOR)).astype(np.float32)
-        self._sum, self._scored = total + unit, self._scored + 1
+        t = (unit - total / (self.scored + _PRIOR)).astype(np.float32)
+        self._sum, self.scored = total + unit, self.scored + 1
         if self.rows is None:
             self.rows = _Rows(len(t), len(context), self._uses.count)
         rows = self.rows

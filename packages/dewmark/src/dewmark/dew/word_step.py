@@ -20,15 +20,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
 from dewmark.cuda.word_race import KEPT, PAST, STEPS, State, push_words, usable, without_kernels
-from dewmark.dew.reading import LexiconReader
 from dewmark.encoders.lexicon import Lexicon
-from dewmark.encoders.lexicon_vectors import LexiconTokens
 from dewmark.text.trie import CLOSED, CUT, UNKNOWN, Trie, load_trie
 from dewmark.text.words import SPELLINGS
 from dewmark.workspace import HostInfo, Workspace
@@ -43,17 +43,16 @@ _TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.W
 
 
 def word_tables(
-    host: HostInfo, reader: LexiconReader, *, device: torch.device, workspace: Workspace
+    host: HostInfo, lexicon: Lexicon, *, device: torch.device, workspace: Workspace
 ) -> WordTables:
     """The tables of a host and a lexicon on a device, shared by all keys; the trie is cached on disk."""
-    lexicon = reader.lexicon
-    name = (reader.units.identity, host.tokenizer.identity, host.vocab_size, str(device))
+    name = (lexicon.identity, host.tokenizer.identity, host.vocab_size, str(device))
     found = _TABLES.get(name)
     if found is None:
         trie = load_trie(
             lexicon.forms, host.tokenizer, host.vocab_size, identity=lexicon.identity, workspace=workspace
         )
-        found = _TABLES[name] = WordTables(trie, lexicon, reader.units, device=device)
+        found = _TABLES[name] = WordTables(trie, lexicon, device=device)
     return found
 
 
@@ -63,23 +62,25 @@ class WordTables:
     ``units`` (R + 1, d_T) and ``contexts`` (R + 1, d_C) are the vectors of the R words; row 0 is no word.
     """
 
-    def __init__(self, trie: Trie, lexicon: Lexicon, units: LexiconTokens, *, device: torch.device) -> None:
+    def __init__(self, trie: Trie, lexicon: Lexicon, *, device: torch.device) -> None:
         self.device = device
         self.vocab_size = trie.vocab_size
         size = len(lexicon.forms) + 1
-        self.units = _half_precision(units.of_rows, size).to(device)
+        self.units = _half_precision(lexicon.tokens, size).to(device)
         self.contexts = _half_precision(lexicon.contexts, size).to(device)
         self.limits = torch.from_numpy(lexicon.limits.astype(np.int8)).to(device)
-        self.keys = torch.from_numpy(np.append(trie.keys, np.iinfo(np.int64).max)).to(device)
-        self.targets = torch.from_numpy(np.append(trie.targets, UNKNOWN).astype(np.int64)).to(device)
-        self.breaks = torch.from_numpy(np.array(trie.breaks)).to(device)
-        self.after_break = torch.from_numpy(trie.after_break.astype(np.int64)).to(device)
-        self.inner = torch.from_numpy(trie.inner.astype(np.int64)).to(device)
-        self.rows = torch.from_numpy(trie.rows.astype(np.int64)).to(device)
-        self.opens = torch.from_numpy(trie.opens).to(device)
-        self.spelled = torch.from_numpy(trie.spelled.astype(np.int64)).to(device)
-        self.factors = torch.from_numpy(trie.factors.astype(np.int64)).to(device)
-        self.terms = torch.from_numpy(trie.terms.astype(np.int64)).to(device)
+
+        def on_device(array: NDArray[Any], *last: int) -> torch.Tensor:
+            whole = np.concatenate((array, np.array(last, dtype=np.int64)), dtype=np.int64, casting="unsafe")
+            return torch.from_numpy(whole).to(device)
+
+        self.keys = on_device(trie.keys, np.iinfo(np.int64).max)
+        self.targets = on_device(trie.targets, UNKNOWN)
+        self.after_break, self.inner, self.rows = map(on_device, (trie.after_break, trie.inner, trie.rows))
+        self.spelled, self.factors, self.terms = map(on_device, (trie.spelled, trie.factors, trie.terms))
+        self.breaks, self.opens = (
+            torch.from_numpy(np.array(each)).to(device) for each in (trie.breaks, trie.opens)
+        )
         self.kernels = usable(device.type) and self._kernels_agree()
 
     def _kernels_agree(self) -> bool:
@@ -144,44 +145,34 @@ class WordStates:
     """What the next tokens of a batch of texts depend on; every tensor has one row per text."""
 
     def __init__(self, tables: WordTables, size: int, *, k: int) -> None:
-        device = tables.device
+        device, d_C = tables.device, tables.contexts.shape[1]
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+            return torch.zeros((size, *shape), dtype=dtype, device=device)
+
         self.tables = tables
         self.k = k
-        self._open = torch.full((size,), CLOSED, dtype=torch.long, device=device)
-        self._recent = torch.zeros((size, k), dtype=torch.long, device=device)
-        self._counts = torch.zeros((size, len(tables.limits)), dtype=torch.int8, device=device)
-        self._seen = torch.zeros((size, _WINDOWS), dtype=torch.long, device=device)
-        self._finished = torch.zeros((size, 1), dtype=torch.long, device=device)
-        self._repeated = torch.zeros((size, 1), dtype=torch.bool, device=device)
-        self._odd = torch.from_numpy(_powers(k)).to(device)
-        self._past_rows = torch.zeros((size, PAST), dtype=torch.long, device=device)
-        self._past_y = torch.zeros((size, PAST), device=device)
-        self._past_contexts = torch.zeros((size, PAST, tables.contexts.shape[1]), device=device)
-        self._steps = torch.zeros((size, 1), dtype=torch.long, device=device)
+        self.state = State(
+            open=torch.full((size,), CLOSED, dtype=torch.long, device=device),
+            recent=zeros(k),
+            counts=zeros(len(tables.limits), dtype=torch.int8),
+            seen=zeros(_WINDOWS),
+            finished=zeros(1),
+            repeated=zeros(1, dtype=torch.bool),
+            odd=torch.from_numpy(_powers(k)).to(device),
+            past_rows=zeros(PAST),
+            past_y=zeros(PAST, dtype=torch.float32),
+            past_contexts=zeros(PAST, d_C, dtype=torch.float32),
+            steps=zeros(1),
+        )
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.state.open)
 
     @property
     def _parts(self) -> tuple[torch.Tensor, ...]:
-        return tuple(each for each in self.state if each is not self._odd)
-
-    @property
-    def state(self) -> State:
-        """The tensors, for kernels."""
-        return State(
-            open=self._open,
-            recent=self._recent,
-            counts=self._counts,
-            seen=self._seen,
-            finished=self._finished,
-            repeated=self._repeated,
-            odd=self._odd,
-            past_rows=self._past_rows,
-            past_y=self._past_y,
-            past_contexts=self._past_contexts,
-            steps=self._steps,
-        )
+        """The tensors with one row per text."""
+        return tuple(each for each in self.state if each is not self.state.odd)
 
     def at(self, rows: torch.Tensor) -> WordStates:
         """A copy of these rows (n,)."""
@@ -208,53 +199,54 @@ class WordStates:
             self._push(tokens)
 
     def _push(self, tokens: torch.Tensor) -> None:
-        tables, state = self.tables, self._open
+        tables, state = self.tables, self.state.open
         real, tokens = tokens >= 0, tokens.clamp_min(0)
         after, ends = tables.follow(state, tokens)
         ends &= real
         inner = tables.inner[tokens]
         self._finish(ends & tables.opens[state], tables.rows[state])
         self._finish(ends & (inner >= 0), inner.clamp_min(0))
-        self._open.copy_(torch.where(real, after, state))
+        state.copy_(torch.where(real, after, state))
 
     def _finish(self, which: torch.Tensor, rows: torch.Tensor) -> None:
         """End a word, rows (batch,), in each text of ``which`` (batch,)."""
         if which.device.type == "cpu" and not bool(which.any()):  # elsewhere looking would be waiting
             return
-        column, which = rows.unsqueeze(1), which.unsqueeze(1)
-        counts = self._counts.gather(1, column)
-        self._counts.scatter_(1, column, torch.where(which & (counts < _MOST), counts + 1, counts))
-        moved = torch.cat((self._recent[:, 1:], column), dim=1)
-        self._recent.copy_(torch.where(which, moved, self._recent))
-        window = self._hashed(self._recent)
-        repeated = (self._seen == window).any(dim=1, keepdim=True)
-        self._repeated.copy_(torch.where(which, repeated, self._repeated))
-        place = self._finished % _WINDOWS
-        self._seen.scatter_(1, place, torch.where(which, window, self._seen.gather(1, place)))
-        self._finished += which
+        s, column, which = self.state, rows.unsqueeze(1), which.unsqueeze(1)
+        counts = s.counts.gather(1, column)
+        s.counts.scatter_(1, column, torch.where(which & (counts < _MOST), counts + 1, counts))
+        moved = torch.cat((s.recent[:, 1:], column), dim=1)
+        s.recent.copy_(torch.where(which, moved, s.recent))
+        window = self._hashed(s.recent)
+        repeated = (s.seen == window).any(dim=1, keepdim=True)
+        s.repeated.copy_(torch.where(which, repeated, s.repeated))
+        place = s.finished % _WINDOWS
+        s.seen.scatter_(1, place, torch.where(which, window, s.seen.gather(1, place)))
+        s.finished.add_(which)
 
     def _hashed(self, windows: torch.Tensor) -> torch.Tensor:
         """One number per window (batch, k), (batch, 1)."""
-        return ((windows + 1) * self._odd).sum(dim=1, keepdim=True)
+        return ((windows + 1) * self.state.odd).sum(dim=1, keepdim=True)
 
     def align(self, candidates: torch.Tensor, W: torch.Tensor) -> Aligned:
         """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
-        tables, state = self.tables, self._open.unsqueeze(1)
+        tables, s = self.tables, self.state
+        state = s.open.unsqueeze(1)
         is_open, own = tables.opens[state], tables.rows[state]
         after, ends = tables.follow(state, candidates)
         begins = ends | ~is_open
         rows = tables.rows[after]
         unchanged = ~begins & (rows == own)
         rows = rows.masked_fill(unchanged | (ends & (tables.inner[candidates] >= 0)), 0)
-        vectors = tables.contexts[self._recent].float()
+        vectors = tables.contexts[s.recent].float()
         extended = vectors.sum(dim=1)
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
         c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
-        counts = self._counts.gather(1, rows) + (begins & is_open & (rows == own))
-        window = self._hashed(torch.cat((self._recent[:, 1:], own), dim=1))
-        again = (self._seen == window).any(dim=1, keepdim=True)
-        without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, self._repeated)
-        without |= self._finished + (begins & is_open) < self.k
+        counts = s.counts.gather(1, rows) + (begins & is_open & (rows == own))
+        window = self._hashed(torch.cat((s.recent[:, 1:], own), dim=1))
+        again = (s.seen == window).any(dim=1, keepdim=True)
+        without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, s.repeated)
+        without |= s.finished + (begins & is_open) < self.k
         rows = rows.masked_fill(without, 0)
         units = torch.nn.functional.embedding(rows, tables.units).float()
         both = torch.bmm(units, (c @ W.mT).transpose(1, 2))
@@ -267,17 +259,17 @@ class WordStates:
         A negative place is none. ``roots`` (m,) are √α of the candidates, by which their contexts are scaled.
         Noise older than the last steps is forgotten.
         """
-        places = used.clamp_min(0)
+        s, places = self.state, used.clamp_min(0)
         rows = aligned.rows.gather(1, places).masked_fill(used < 0, 0)
         index = torch.where(aligned.begins.gather(1, places), 0, 1)
         contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
         contexts = contexts * ((rows > 0) * roots[places]).unsqueeze(2)
-        at = self._steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
+        at = s.steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
         any_marked = (rows > 0).any(dim=1, keepdim=True)
         noise = y.gather(1, places).float().masked_fill(rows == 0, 0.0)
-        for past, new in ((self._past_rows, rows), (self._past_y, noise)):
+        for past, new in ((s.past_rows, rows), (s.past_y, noise)):
             past.scatter_(1, at, torch.where(any_marked, new, past.gather(1, at)))
         deep = at.unsqueeze(2).expand_as(contexts)
-        old = self._past_contexts.gather(1, deep)
-        self._past_contexts.scatter_(1, deep, torch.where(any_marked.unsqueeze(2), contexts, old))
-        self._steps += any_marked
+        old = s.past_contexts.gather(1, deep)
+        s.past_contexts.scatter_(1, deep, torch.where(any_marked.unsqueeze(2), contexts, old))
+        s.steps.add_(any_marked)

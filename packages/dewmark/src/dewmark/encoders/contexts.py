@@ -7,19 +7,14 @@ table is cached on disk, and no encoder runs during generation or detection.
 Whitened contexts are centred and whitened before normalisation: raw context vectors share a large common
 component, which a fixed key turns into a standing preference for some tokens. Whitening is linear, so for
 composed contexts it is applied to the table once. The paper uses raw contexts.
-
-A batch has far fewer distinct tokens than windows. Where contexts are sums of a few vectors
-(`SummedContexts`), a product that is linear in the context is taken once per token and summed per window:
-with s = Σ_j x_j the quadratic form s G sᵀ is s · Σ_j (x_j G).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
 from importlib import resources
 from pathlib import Path
 
@@ -29,76 +24,47 @@ from dewmark.arrays import F16, F32, I64
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.token_tables import rows_of
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.errors import ArtifactError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT, window_texts, windows_of
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
 
-__all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "token_vectors"]
+__all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "register_texts", "token_vectors"]
 
 _MEMO_LIMIT = 200_000
 _CHUNK = 2048
 
 
-@dataclass(frozen=True)
-class SummedContexts:
-    """W contexts as sums of up to k of P vectors: ``rows`` (P, d), ``index`` (W, k) padded with -1.
+def sums_of(rows: F32, index: I64) -> F32:
+    """The sums of some rows (P, d) as unit rows (W, d); ``index`` (W, k) is padded with -1.
 
-    With ``unit`` the rows are the contexts themselves.
+    A sum of (nearly) zero length gives exactly zero.
     """
-
-    rows: F32
-    index: I64
-    unit: bool = False
-
-    @property
-    def vectors(self) -> F32:
-        """Unit rows (W, d); a sum of (nearly) zero length gives exactly zero."""
-        return self._normalised[0]
-
-    @functools.cached_property
-    def _normalised(self) -> tuple[F32, F32]:
-        """Unit rows (W, d), and the length of each sum (W,), infinity for an empty one."""
-        if self.unit:
-            return self.rows, np.ones(len(self.rows), dtype=np.float32)
-        sums = self.sums(self.rows)
-        lengths = np.linalg.norm(sums, axis=1)
-        lengths[lengths <= 1e-12] = np.inf
-        sums /= lengths[:, None]
-        return sums, lengths
-
-    def sums(self, rows: F32) -> F32:
-        """Σ_j rows[index_j], (W, d), for any rows (P, d) in place of the vectors."""
-        extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
-        if not self.index.shape[1]:
-            return np.zeros((len(self.index), rows.shape[1]), dtype=np.float32)
-        total = extended[self.index[:, 0]]
-        for column in self.index.T[1:]:
-            total += extended[column]
-        return total
-
-    def squares(self, G: F32) -> F32:
-        """c G cᵀ of each unit context c, (W,); G (d, d) symmetric."""
-        vectors, lengths = self._normalised
-        return np.asarray(np.einsum("ij,ij->i", vectors, self.sums(self.rows @ G)) / lengths)
+    extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
+    sums = np.zeros((len(index), rows.shape[1]), dtype=np.float32)
+    for column in index.T:
+        sums += extended[column]
+    lengths = np.linalg.norm(sums, axis=1)
+    lengths[lengths <= 1e-12] = np.inf
+    sums /= lengths[:, None]
+    return sums
 
 
 class Contexts(ABC):
     """Maps windows of token ids to unit vectors.
 
-    ``table`` (vocab_size, dim) holds the vectors that contexts are sums of, where they are such sums.
+    ``table`` (vocab_size, dim) holds the vectors that contexts are sums of, where they are such sums. Where
+    an ``encoder`` runs on a window's text, its vectors may be whitened by ``whitening``.
     """
 
     dim: int
     table: F16 | None = None
+    encoder: Encoder | None = None
+    whitening: Whitening | None = None
 
     @abstractmethod
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) of ids or `ABSENT` to ê_C (N, dim), unit rows; empty windows give zero rows."""
-
-    def summed(self, windows: I64) -> SummedContexts:
-        """The same contexts as sums of a few vectors each, in general of one."""
-        return SummedContexts(self.vectors(windows), np.arange(len(windows))[:, None], unit=True)
 
 
 class ComposedContexts(Contexts):
@@ -110,22 +76,18 @@ class ComposedContexts(Contexts):
 
     def vectors(self, windows: I64) -> F32:
         """Windows (N, k) to unit rows (N, dim)."""
-        return self.summed(windows).vectors
-
-    def summed(self, windows: I64) -> SummedContexts:
-        """Windows (N, k) as sums of their tokens' vectors."""
         ids, index = np.unique(windows, return_inverse=True)
         index = index.reshape(windows.shape)
         if len(ids) and ids[0] == ABSENT:
             ids, index = ids[1:], index - 1
-        return SummedContexts(rows_of(self._rows, ids), index)
+        return sums_of(rows_of(self._rows, ids), index)
 
 
 class WindowContexts(Contexts):
     """Encodes the text of each distinct window once, and caches it."""
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, whitening: Whitening | None) -> None:
-        self.encoder = encoder
+        self.encoder: Encoder = encoder
         self.tokenizer = tokenizer
         self.whitening = whitening
         self.dim = encoder.dim
@@ -182,93 +144,67 @@ def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -
     return rows
 
 
-def fit_context_whitening(
-    texts: Iterable[str],
-    *,
-    encoder: Encoder,
-    host: HostInfo,
-    encoding: str,
-    k: int,
-    workspace: Workspace,
-    drop: int | None = None,
-) -> Whitening:
-    """Fit mean and whitening on the contexts of ordinary, unmarked texts; no key is involved.
+def ordinary_texts() -> list[str]:
+    """The package's own sentences in the languages of the default encoder, one text per language."""
+    return _texts_in("ordinary")
 
-    ``encoding`` is ``composed`` or ``window``. With ``drop`` contexts are only centred, and that many of
-    their strongest directions removed.
+
+def register_texts() -> list[str]:
+    """The package's own English texts, one per kind: registers of the web, and its openings by genre."""
+    genres: dict[str, list[str]] = defaultdict(list)
+    for line in (
+        (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
+    ):
+        opening = json.loads(line)
+        genres[opening["genre"]].append(opening["prompt"])
+    return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
+
+
+def _texts_in(folder: str) -> list[str]:
+    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
+    return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
+
+
+def load_context_whitening(
+    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
+) -> Whitening:
+    """The whitening of contexts, ``composed`` or ``window``; no key is involved.
+
+    It ships with the package for the packaged encoders. For any other encoder it is fitted once on the
+    package's own ordinary texts, and cached.
     """
-    windows = np.concatenate(
-        [windows_of(t.ids, k=k, host=host)[k:] for t in host.tokenizer.encode(list(texts))]
-    )
+    path = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{encoding}"))
+    if not (path / "bundle.json").exists():
+        width = k if encoding == "window" else ""
+        name = f"1|{encoder.identity}|{host.tokenizer.identity}|{encoding}|{width}"
+        path = workspace.cache / "whitening" / hashlib.sha256(name.encode()).hexdigest()[:20]
+    try:
+        arrays = load_bundle(path).arrays
+        return Whitening(np.array(arrays["mean"]), np.array(arrays["matrix"]))
+    except (ArtifactError, KeyError):
+        fitted = _fit_whitening(encoder, host, encoding=encoding, k=k, workspace=workspace)
+        meta = {"encoder": encoder.name, "dim": fitted.dim}
+        save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
+        return fitted
+
+
+def _fit_whitening(
+    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
+) -> Whitening:
+    """Mean and whitening of the contexts of ordinary, unmarked texts."""
+    texts = host.tokenizer.encode(ordinary_texts())
+    windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
     if encoding == "composed":
-        table = np.asarray(
-            token_vectors(encoder, host, whitening=None, workspace=workspace), dtype=np.float32
-        )
+        table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
         return Whitening.fit(
-            (table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)), drop=drop
+            table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)
         )
-    windows = np.unique(windows, axis=0)
-    blocks = []
+    windows, blocks = np.unique(windows, axis=0), []
     for i in range(0, len(windows), _CHUNK):
         workspace.progress("encoding contexts", i, len(windows))
         blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
     workspace.progress("encoding contexts", len(windows), len(windows))
-    return Whitening.fit(blocks, drop=drop)
-
-
-def ordinary_texts() -> list[str]:
-    """The package's own sentences in the languages of the default encoder, one text per language."""
-    folder = resources.files("dewmark") / "data" / "ordinary"
-    files = sorted(
-        (file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name
-    )
-    return [file.read_text(encoding="utf-8") for file in files]
-
-
-def load_context_whitening(
-    source: str, *, encoder: Encoder, host: HostInfo, encoding: str, k: int, workspace: Workspace
-) -> Whitening:
-    """The whitening of contexts: from a folder written by ``dewmark models fit``, or the encoder's default.
-
-    Defaults ship with the package for the packaged encoders. For any other encoder the whitening is fitted
-    once on the package's own ordinary texts, and cached.
-    """
-    if source != "default":
-        return _read_whitening(Path(source), encoder)
-    shipped = Path(str(resources.files("dewmark") / "data" / "whitening" / f"{encoder.name}-{encoding}"))
-    if (shipped / "bundle.json").exists():
-        return _read_whitening(shipped, encoder)
-    name = f"1|{encoder.identity}|{host.tokenizer.identity}|{encoding}|{k if encoding == 'window' else ''}"
-    path = workspace.cache / "whitening" / hashlib.sha256(name.encode()).hexdigest()[:20]
-    try:
-        return _read_whitening(path, encoder)
-    except ArtifactError:
-        fitted = fit_context_whitening(
-            ordinary_texts(), encoder=encoder, host=host, encoding=encoding, k=k, workspace=workspace
-        )
-        save_context_whitening(fitted, path, encoder=encoder)
-        return fitted
-
-
-def save_context_whitening(whitening: Whitening, path: Path, *, encoder: Encoder, note: str = "") -> None:
-    """Write a fitted whitening for `load_context_whitening`."""
-    arrays = {"mean": whitening.mean, "matrix": whitening.matrix}
-    save_bundle(path, meta={"encoder": encoder.name, "dim": whitening.dim, "note": note}, arrays=arrays)
-
-
-def _read_whitening(path: Path, encoder: Encoder) -> Whitening:
-    bundle = load_bundle(path)
-    try:
-        mean, matrix = bundle.arrays["mean"], bundle.arrays["matrix"]
-    except KeyError:
-        raise ArtifactError(
-            f"{path} contains no whitening statistics; fit them with: dewmark models fit"
-        ) from None
-    if mean.shape != (encoder.dim,):
-        raise ConfigError(
-            f"the statistics in {path} are for {mean.shape[0]} dimensions, {encoder.name} has {encoder.dim}"
-        )
-    return Whitening(mean=np.array(mean, dtype=np.float32), matrix=np.array(matrix, dtype=np.float32))
+    return Whitening.fit(blocks)
 
 
 def _encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:

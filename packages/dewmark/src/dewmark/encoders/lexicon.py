@@ -5,12 +5,13 @@ i. A word that is not listed borrows the row of a listed one, by its spelling (`
 it can carry the mark in any language, though not its meaning. Row 0 stands for words without a row: those
 with digits, and ASCII beginnings of listed words, which may yet become one while a text is written.
 
-    q(w)              P M(w) in its r leading principal coordinates, 4 bits each (`lexicon_build`)
-    ê_T(w)          = normalise(q(w) − centre of running or of rare words)
+    q(w)              P M(w) in its r leading principal coordinates, 4 bits each (`build-lexicon`)
+    ê_T(w)          = normalise(q(w) − centre of running words)
     context term(w) = α(w) (q(w) − centre of contexts),   α(w) = a / (a + p(w))
 
-P, M, a and the centres are those of `dewmark.encoders.word_vectors`; p is the frequency in the lexicon. The
-vectors stay packed and memory-mapped, and only the rows asked for are unpacked: r / 2 bytes a word.
+M(w) is an encoder's vector of the word, and P removes the directions in which kinds of text and languages
+differ most; p is the frequency in the lexicon. The vectors stay packed and memory-mapped, and only the rows
+asked for are unpacked: r / 2 bytes a word.
 
 A lexicon is a bundle (`dewmark.storage`): `load_lexicon` verifies its checksums, and its ``identity`` is
 their hash, which a mark and its detector must share, like a tokenizer.
@@ -34,13 +35,35 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I8, I64
 from dewmark.config import cache_dir
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.word_vectors import FREQUENT, FREQUENT_TIMES, SIF, Centre
+from dewmark.encoders.contexts import sums_of
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION, borrowed_rows, spelling
 from dewmark.workspace import Workspace
 
-__all__ = ["Lexicon", "lexicon_folder", "load_lexicon"]
+__all__ = [
+    "ARRAYS",
+    "FREQUENT",
+    "FREQUENT_TIMES",
+    "LAYOUT",
+    "SIF",
+    "Lexicon",
+    "lexicon_folder",
+    "load_lexicon",
+]
+
+SIF = 3e-4
+"""a: words of this frequency have weight 1/2."""
+
+FREQUENT = 1e-3
+"""Words above this frequency are frequent: some 120 of a language."""
+
+FREQUENT_TIMES = 4
+"""How often a frequent word carries the mark within one text; other words do once.
+
+Unrelated texts share frequent words above all, and a mark that rewards a content word again and again makes a
+text repeat itself.
+"""
 
 ARRAYS = (
     "forms",
@@ -79,10 +102,9 @@ class Lexicon:
         both = np.stack((levels[codes & 15], levels[codes >> 4]), axis=1)
         self._both = both.view(np.complex64).ravel()  # two coordinates a byte, looked up as one number
         self._scales = np.array(arrays["scales"], dtype=np.float32)
-        self._centres = {
-            name: np.array(arrays[f"{name}_centre"], dtype=np.float32)
-            for name in ("running", "rare", "context")
-        }
+        self._running_centre, self._context_centre = (
+            np.array(arrays[name], dtype=np.float32) for name in ("running_centre", "context_centre")
+        )
         frequency = np.concatenate([[0.0], 10.0 ** (arrays["centibels"] / 100)])
         self.frequency: F32 = frequency.astype(np.float32)
         """p of every row (N + 1,), 0 for row 0."""
@@ -128,13 +150,21 @@ class Lexicon:
     def _ordered(self) -> list[str]:
         return sorted(self.forms)
 
-    def tokens(self, rows: I64, *, centre: Centre = "running") -> F32:
+    def tokens(self, rows: I64) -> F32:
         """ê_T of rows, (N, dim): unit rows, zero for row 0."""
-        return self._masked(normalize_rows(self.coordinates(rows) - self._centres[centre]), rows)
+        vectors = normalize_rows(self.coordinates(rows) - self._running_centre)
+        vectors[rows == 0] = 0.0
+        return vectors
 
     def contexts(self, rows: I64) -> F32:
         """The weighted terms (N, dim) of a context's sum, zero for row 0."""
-        return (self.coordinates(rows) - self._centres["context"]) * self.weights[rows, None]
+        return (self.coordinates(rows) - self._context_centre) * self.weights[rows, None]
+
+    def contexts_of(self, windows: I64) -> F32:
+        """ê_C (W, dim) of windows (W, k) of rows, 0 where there is no word; empty windows give zero rows."""
+        rows, index = np.unique(windows, return_inverse=True)
+        empty = int(len(rows) > 0 and rows[0] == 0)
+        return sums_of(self.contexts(rows[empty:]), index.reshape(windows.shape) - empty)
 
     def coordinates(self, rows: I64) -> F32:
         """q of rows (N, dim); arbitrary for row 0."""
@@ -142,11 +172,6 @@ class Lexicon:
         values: F32 = self._both.take(packed).view(np.float32)
         values *= self._scales
         return values
-
-    @staticmethod
-    def _masked(vectors: F32, rows: I64) -> F32:
-        vectors[rows == 0] = 0.0
-        return vectors
 
 
 def lexicon_folder(name: str, workspace: Workspace) -> Path:

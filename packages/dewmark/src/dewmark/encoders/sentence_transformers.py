@@ -6,10 +6,11 @@ get the prefix that they were trained with.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -44,16 +45,14 @@ class SentenceTransformerEncoder(Encoder):
         prefix: str = "",
         dim: int | None = None,
         device: str = "auto",
-        dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__(device=device)
         self.name = name
-        self.identity = identity if dtype == "float32" else f"{identity}:{dtype}"
+        self.identity = identity
         self._source = source
         self._revision = revision
         self._prefix = prefix
         self._dim = dim
-        self._dtype = dtype
         self._model: Any = None
 
     @property
@@ -92,7 +91,7 @@ class SentenceTransformerEncoder(Encoder):
         settings: dict[str, Any] = {
             "device": None if self.device == "auto" else self.device,
             "revision": self._revision,
-            "model_kwargs": {"dtype": self._dtype},
+            "model_kwargs": {"dtype": "float32"},
         }
         try:
             source = self._source()
@@ -111,17 +110,7 @@ class SentenceTransformerEncoder(Encoder):
             raise cannot_load(self.name, error) from error
 
 
-def minilm(*, progress: Progress = silent, device: str = "auto") -> Encoder:
-    """The packaged all-MiniLM-L6-v2, in English."""
-    return _packaged("minilm", progress=progress, device=device)
-
-
-def mpnet(*, progress: Progress = silent, device: str = "auto") -> Encoder:
-    """The packaged all-mpnet-base-v2, in English."""
-    return _packaged("all-mpnet", progress=progress, device=device)
-
-
-def _packaged(name: str, *, progress: Progress, device: str) -> Encoder:
+def _packaged(name: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
     package = PACKAGED[name]
     return SentenceTransformerEncoder(
         package.name,
@@ -130,6 +119,12 @@ def _packaged(name: str, *, progress: Progress, device: str) -> Encoder:
         dim=package.dim,
         device=device,
     )
+
+
+minilm = functools.partial(_packaged, "minilm")
+"""The packaged all-MiniLM-L6-v2, in English."""
+mpnet = functools.partial(_packaged, "all-mpnet")
+"""The packaged all-mpnet-base-v2, in English."""
 
 
 def from_folder(folder: Path, *, device: str = "auto") -> Encoder:

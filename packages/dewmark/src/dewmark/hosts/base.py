@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dewmark import config as cfg
-from dewmark.capabilities import ChoosesDrafts, Drafts, by_text, capability, record
+from dewmark.capabilities import ChoosesDrafts, Drafts, capability, record
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
 from dewmark.scheme import BoundScheme, check_text
@@ -185,7 +185,7 @@ class Host(ABC):
                 )
                 rows, counts = [row for row, _ in drafted], [count for _, count in drafted]
             else:
-                rows = self._complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+                rows = self.complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
             rows = [[token for token in row if token not in special] for row in rows]
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
@@ -208,28 +208,6 @@ class Host(ABC):
                 on_batch(finished)
         return done
 
-    def _complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-    ) -> list[list[int]]:
-        """As `complete`, each text by the member of the key's ring that its seed chooses."""
-        if scheme is None:
-            return self.complete(prompts, scheme=None, seeds=seeds, decoding=decoding)
-        found: dict[int, list[int]] = {}
-        for bound, places in by_text(scheme, seeds):
-            rows = self.complete(
-                [prompts[i] for i in places],
-                scheme=bound,
-                seeds=[seeds[i] for i in places],
-                decoding=decoding,
-            )
-            found.update(zip(places, rows, strict=True))
-        return [found[i] for i in range(len(prompts))]
-
     def stream(
         self,
         prompts: Sequence[str],
@@ -242,11 +220,9 @@ class Host(ABC):
         """Write the texts of `generate` as one batch, reporting their ids to ``on_step`` as they are chosen.
 
         ``on_step`` gets every row's next id, or None once the row has ended, and stops the batch by returning
-        False. The member of a key's ring that marks all of them is the one that the first seed chooses.
+        False.
         """
         self._check_request(prompts, scheme, seeds, decoding)
-        if scheme is not None and len(seeds):
-            scheme = by_text(scheme, seeds[:1])[0][0]
         if scheme is not None and scheme.needs.drafts:
             drafted = self.complete_drafts(
                 prompts,

@@ -40,7 +40,7 @@ from dewmark.hosts import host_info, load_host
 from dewmark.hosts.base import Host
 from dewmark.storage import BlobCache
 from dewmark.text.cleaning import clean
-from dewmark.text.growing_text import Spelling
+from dewmark.text.spelling import Spelling
 from dewmark.text.words import VERSION, cut, open_tail
 from dewmark.workspace import (
     NO_READER,

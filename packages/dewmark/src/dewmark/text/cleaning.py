@@ -12,7 +12,7 @@ that consist of look-alikes only are replaced too. Line numbers must count up li
 "1." and "1)" count as a list unless lines begin in the middle of sentences.
 
 Everything is a function of the text alone and takes time linear in its length. Ordinary prose comes back as
-it is, so a text that grows while it is marked (`dewmark.text.growing_text`) has the same words.
+it is, so a text that grows while it is marked (`dewmark.text.trie`) has the same words.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import I32, I64
 from dewmark.errors import ArtifactError, StorageError
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.text.growing_text import Spelling
+from dewmark.text.spelling import Spelling
 from dewmark.text.words import (
     SPELLINGS,
     VERSION,

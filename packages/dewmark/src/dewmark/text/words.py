@@ -22,8 +22,7 @@ A word that a lexicon does not list is known by its spelling alone, a number tha
 so that of a word in several tokens follows from those of the tokens (`spelling`).
 
 Marking and detection must agree on words and forms, so any change to either changes `VERSION`. Time is linear
-in the text. Boundary: complete texts only; `dewmark.text.growing_text` handles texts that are being
-generated.
+in the text. Boundary: complete texts only; `dewmark.text.trie` follows texts that are being generated.
 """
 
 from __future__ import annotations

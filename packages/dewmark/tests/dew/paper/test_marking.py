@@ -108,11 +108,10 @@ def test_what_is_no_text_is_refused(bound, text, message) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lambda": "-1"}, "lambda must be at least 0"),
+        ({"lambda": "-1"}, "lambda must be positive"),
         ({"gamma": 0}, "gamma must be positive"),
         ({"k": 0}, "k must be at least 1"),
         ({"m": 0}, "m must be"),
-        ({"nucleus": 1.5}, "nucleus must lie"),
         ({"mode": "some"}, "mode must be one of both"),
         ({"lamda": 2}, "did you mean 'lambda'"),
     ],
@@ -123,31 +122,15 @@ def test_bad_parameters(settings, message) -> None:
 
 
 def test_config_round_trips() -> None:
-    scheme = DewPaper(lambda_=2.5, k=5, nucleus=0.9, mode="token_only", donor="x")
+    scheme = DewPaper(lambda_=2.5, k=5, mode="token_only", donor="x")
     assert DewPaper().with_settings(scheme.to_dict()) == scheme
 
 
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        ({"alpha": 0.5}, "alpha has no effect with sampler=bias"),
-        ({"sampler": "gumbel", "nucleus": 0.9}, "nucleus has no effect with sampler=gumbel"),
-        ({"nucleus": 0.9, "m": 16}, "m has no effect with a nucleus"),
-        (
-            {"mode": "token_only", "whiten_contexts": True},
-            "whiten_contexts has no effect with mode=token_only",
-        ),
-        ({"statistics": "folder"}, "statistics has no effect with contexts that are not whitened"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(settings, what) -> None:
-    with pytest.raises(ConfigError, match=what):
-        DewPaper().with_settings(settings)
+def test_a_setting_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="have no effect with mode=token_only"):
+        DewPaper().with_settings({"mode": "token_only", "whiten_contexts": True})
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme"), [("units", "dew-paper"), ("sampler", "dew-paper"), ("vocabulary", "dew-open")]
-)
-def test_the_default_names_the_scheme_that_has_a_setting(name, scheme) -> None:
-    with pytest.raises(ConfigError, match=f"dew has no setting '{name}': use the scheme {scheme}"):
-        DEW().with_settings({name: "token"})
+def test_the_default_names_the_scheme_that_has_a_setting() -> None:
+    with pytest.raises(ConfigError, match="dew has no setting 'encoder': use the scheme dew-paper"):
+        DEW().with_settings({"encoder": "use-m3"})

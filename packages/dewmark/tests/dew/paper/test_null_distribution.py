@@ -115,10 +115,10 @@ def test_kappa_of_one_is_the_variance_of_the_saturated_score(gamma: float) -> No
     assert sum(tanh_kernel(gamma)) == pytest.approx(variance, rel=1e-6)
 
 
-@pytest.mark.parametrize("rho", [-0.9, -0.4, 0.1, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("rho", [-0.9, 0.1, 0.5, 0.97])
 def test_kappa_against_monte_carlo(rho: float) -> None:
     rng = np.random.default_rng(7)
-    u = rng.normal(size=2_000_000)
+    u = rng.normal(size=400_000)
     v = rho * u + np.sqrt(1 - rho**2) * rng.normal(size=u.size)
     products = np.tanh(0.5 * u) * np.tanh(0.5 * v)
     error = products.std() / np.sqrt(u.size)

@@ -39,7 +39,7 @@ def literal_tables(bound, key: Key):
     )
     if not bound.scheme.token_semantics:
         rows = rows[permuted_rows(key, np.flatnonzero(np.any(rows != 0, axis=1)), len(rows))]
-    return rows, projections
+    return rows, *projections
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
     text = " the river and the old bridge over the water was light and the night was old"
     tokenized = host.info.tokenizer.encode([text])[0]
     detection = bound.detect(text, test="gaussian")  # which takes tokens as they are
-    rows, projections = literal_tables(bound, KEY)
+    rows, R_T, R_C = literal_tables(bound, KEY)
     windows = windows_of(tokenized.ids, k=3, host=host.info)
     vectors = (bound.hashed or bound.reader.contexts).vectors(windows).astype(np.float64)
     assert detection.tokens_scored == len(tokenized.ids) - 3
@@ -68,9 +68,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
         if i < 3:
             assert not detection.tokens[i].scored
             continue
-        b = reference.score(
-            rows[token], vectors[i], R_T=projections.R_T, R_C=projections.R_C, lambda_=2.0, gamma=0.5
-        )
+        b = reference.score(rows[token], vectors[i], R_T=R_T, R_C=R_C, lambda_=2.0, gamma=0.5)
         assert 2.0 * np.tanh(0.5 * detection.tokens[i].score) == pytest.approx(b, abs=1e-5)
         total += b
     assert detection.score == pytest.approx(total / detection.tokens_scored, abs=1e-5)
@@ -83,14 +81,14 @@ def test_marked_logits_equal_algorithm_1(host, bag_encoder, tmp_path, mode) -> N
     logits = torch.randn(1, host.info.vocab_size, generator=torch.Generator().manual_seed(0)) * 2
     logits[:, :4] = logits[:, 300:] = -20.0  # tokens without a row are tested below
     marked = bound.session(ids)(ids, logits)
-    rows, projections = literal_tables(bound, KEY)
+    rows, R_T, R_C = literal_tables(bound, KEY)
     e_C = (bound.hashed or bound.reader.contexts).vectors(ids[:, -3:].numpy())[0].astype(np.float64)
     expected = reference.insert(
         logits[0].numpy().astype(np.float64),
         e_C,
         rows,
-        R_T=projections.R_T,
-        R_C=projections.R_C,
+        R_T=R_T,
+        R_C=R_C,
         m=16,
         lambda_=2.0,
         gamma=0.5,
@@ -108,17 +106,6 @@ def test_tokens_without_text_get_no_bias(host, bag_encoder, tmp_path) -> None:
     assert (bias[300:] == 0).all()  # ids that the tokenizer does not know
     assert (bias[4:300] != 0).all()
     assert bias.abs().max() <= 2.0
-
-
-def test_nucleus_candidates(host, bag_encoder, tmp_path) -> None:
-    bound = bind(host, tmp_path, nucleus=0.5)
-    ids = torch.tensor([host.info.tokenizer.encode([" the old bridge"])[0].ids] * 2)
-    logits = torch.full((2, host.info.vocab_size), -20.0)
-    logits[0, [10, 11, 12]] = torch.tensor([3.0, 2.9, -1.0])  # 0.52 and 0.47: the first alone holds half
-    logits[1, [20, 21, 22, 23]] = 1.0  # a quarter each: two hold half
-    changed = bound.session(ids)(ids, logits) != logits
-    assert changed[0].nonzero().flatten().tolist() == [10]
-    assert changed[1].sum() == 2
 
 
 def test_context_vectors_of_token_only_depend_on_key_and_ids() -> None:

@@ -24,7 +24,7 @@ from dewmark import config, storage
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.paper.bias import Bias, BiasSession
+from dewmark.dew.paper.marking import Bias, BiasSession
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
@@ -136,9 +136,9 @@ class DewForger(Forger):
         seeds: Sequence[int] | None = None,
     ) -> Session:
         """Start generating after prompts (batch, length)."""
-        batch = self._marking.batch(prompt_ids, attention_mask, seeds=seeds)
+        alignments = self._marking.follow_alignments(prompt_ids, attention_mask)
         bias = Bias(self._strength, self._gamma, _CANDIDATES)
-        return BiasSession(bias, batch, vocab_size=self.host.vocab_size)
+        return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)
 
 
 class Rewriter(Forger):

@@ -29,16 +29,16 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
-from dewmark.dew.bound import BoundWords
 from dewmark.dew.expected import read
+from dewmark.dew.paper.reading import TokenReader
 from dewmark.dew.paper.scheme import BoundDewPaper
-from dewmark.dew.reading import Reader, WordReader
+from dewmark.dew.reading import LexiconReader
+from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import HostExpectations
@@ -132,8 +132,11 @@ class Baseline:
         return np.asarray(self.V_T @ rotated @ self.V_C.T / spread, dtype=np.float32)
 
 
-Victim = BoundWords[Any] | BoundDewPaper
-"""DEW of any kind."""
+Victim = BoundDEW | BoundDewPaper
+"""DEW of either kind."""
+
+Reader = LexiconReader | TokenReader
+"""What reads their texts."""
 
 
 def as_dew(victim: BoundScheme) -> Victim:
@@ -143,7 +146,7 @@ def as_dew(victim: BoundScheme) -> Victim:
             f"mode={victim.scheme.mode} replaces embeddings by keyed hashes, which leaves nothing to regress "
             "on: use method counts"
         )
-    if not isinstance(victim, BoundWords | BoundDewPaper):
+    if not isinstance(victim, BoundDEW | BoundDewPaper):
         raise ConfigError(
             f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
         )
@@ -243,12 +246,12 @@ def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> fl
 
 def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(host, IncrementalModel) or not isinstance(reader, WordReader):
+    if not isinstance(host, IncrementalModel) or not isinstance(reader, LexiconReader):
         raise ConfigError("expectation=host needs a transformers host and a mark on words: use base")
     return sum_moments(_residuals_per_text(host, reader, texts))
 
 
-def _residuals_per_text(host: Host, reader: WordReader, texts: Sequence[str]) -> Iterator[Moments]:
+def _residuals_per_text(host: Host, reader: LexiconReader, texts: Sequence[str]) -> Iterator[Moments]:
     """The moments of each text of words, less what the host expected at each position."""
     expectations = HostExpectations(host.info, lambda: host)
     for start in range(0, len(texts), _BATCH_SIZE):

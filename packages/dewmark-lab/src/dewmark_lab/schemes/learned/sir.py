@@ -59,7 +59,7 @@ from dewmark.sampling import Session, check_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.text.growing_text import Spelling
+from dewmark.text.spelling import Spelling
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs

@@ -67,6 +67,7 @@ class PMark(Scheme):
     name: ClassVar[str] = "pmark"
     summary: ClassVar[str] = "of many drafts of a sentence, the one on the keyed side of most directions"
     needs: ClassVar[Needs] = Needs(encoder=True, drafts=True)
+    host_free: ClassVar[bool] = True  # detection only reads sentences
 
     channels: int = 4
     """Number b of directions; a draft agrees in all of them with probability 2^−b."""
@@ -89,11 +90,6 @@ class PMark(Scheme):
             (self.tries >= 1, "tries", "be at least 1", self.tries),
             (self.drafts >= 1, "drafts", "be at least 1", self.drafts),
         )
-
-    @property
-    def host_free(self) -> bool:
-        """True: detection only reads sentences."""
-        return True
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> PMarkBound:
         """Bind the scheme to a key."""

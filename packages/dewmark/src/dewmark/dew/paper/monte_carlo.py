@@ -30,16 +30,15 @@ import hashlib
 import hmac
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import numpy as np
 
 from dewmark.arrays import F32, F64, I64
+from dewmark.core.projections import Kind
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, score_variance
 
 Score = Callable[[F64], F64]
-Kind = Literal["gaussian", "orthogonal"]
 
 ENOUGH = 20  # simulated keys that score as high as the real one settle a p-value to about a fifth of itself
 FEWEST_KEYS = 999
@@ -59,16 +58,14 @@ def monte_carlo_test(
     secret: bytes,
     kind: Kind = "gaussian",
     level: float = 0.01,
-    variance: float | None = None,
 ) -> Statistic:
     """Rank a text's sum among those of simulated keys; ``score`` maps alignments to scores.
 
-    ``secret`` and the text determine the simulated keys. z and the effective length are the closed form's;
-    ``variance`` is that of the sum over keys, if already known.
+    ``secret`` and the text determine the simulated keys. z and the effective length are the closed form's.
     """
     if len(evidence) == 0:
         return NOTHING
-    variance = score_variance(evidence) if variance is None else variance
+    variance = score_variance(evidence)
     if variance <= TINY:
         return NOTHING
     return Statistic(

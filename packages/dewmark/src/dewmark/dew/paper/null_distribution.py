@@ -57,6 +57,11 @@ def tanh_kernel(gamma: float) -> tuple[float, ...]:
     return tuple(square for odd in squares for square in (odd, 0.0))[:-1]
 
 
+def saturate(gamma: float, u: F64) -> F64:
+    """tanh(γu)."""
+    return np.asarray(np.tanh(gamma * u))
+
+
 def alignment_sf(u: float, n: int) -> float:
     """P(U > u) for the alignment of one token in n dimensions."""
     x = min(max((1.0 - u / math.sqrt(n)) / 2.0, 0.0), 1.0)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from dewmark.arrays import F16, F32, I64
 from dewmark.core.keys import Key
 from dewmark.core.projections import Kind, draw_projections
-from dewmark.encoders.contexts import SummedContexts
 from dewmark.encoders.token_tables import rows_of
 
 if TYPE_CHECKING:
@@ -44,12 +43,11 @@ class Fold:
         self.n = n
 
     @classmethod
-    def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int) -> Fold:
+    def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int | None) -> Fold:
         """Draw a key's projections and fold them."""
-        projections = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
-        R_T, R_C = projections.R_T, projections.R_C
+        R_T, R_C = draw_projections(key, d_T=d_T, d_C=d_C, kind=kind, n=n)
         product, gram, G = (matrix.astype(np.float32) for matrix in (R_T @ R_C.T, R_T @ R_T.T, R_C @ R_C.T))
-        return cls(product, gram, G, projections.n)
+        return cls(product, gram, G, R_T.shape[1])
 
     @classmethod
     def of_matrix(cls, W: F32) -> Fold:
@@ -82,12 +80,9 @@ class Fold:
             Q[ids] = self.rows(rows_of(token_rows, ids if source is None else source[ids]))
         return Q
 
-    def contexts(self, c: F32, *, parts: SummedContexts | None = None) -> F32:
-        """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q.
-
-        ``parts`` makes it cheaper where contexts are sums of a few vectors each.
-        """
-        squares = np.einsum("ij,ij->i", c @ self.G, c) if parts is None else parts.squares(self.G)
+    def contexts(self, c: F32) -> F32:
+        """Unit contexts c (N, d_C) to √n c/‖c R_C‖, so that u is a plain dot product with rows of Q."""
+        squares = np.einsum("ij,ij->i", c @ self.G, c)
         norms = np.sqrt(np.maximum(squares, 0.0))
         factors = np.divide(math.sqrt(self.n), norms, out=np.zeros_like(norms), where=norms > 0.0)
         return np.asarray(c * factors[:, None])

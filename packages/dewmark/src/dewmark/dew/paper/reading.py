@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dewmark.arrays import F16, I64
-from dewmark.dew.reading import Reader, Reading, distinct_windows, pairs_of
+from dewmark.arrays import F16, F32, I64
+from dewmark.core.keys import KeyStream
+from dewmark.core.whitening import normalize_rows
+from dewmark.dew.reading import Reading, distinct_windows, pairs_of
 from dewmark.encoders.contexts import Contexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import HostInfo, Tokenized
 
-__all__ = ["TokenReader"]
+__all__ = ["HashedContexts", "NoContexts", "TokenReader"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class TokenReading(Reading):
     windows: I64
 
 
-class TokenReader(Reader):
+class TokenReader:
     """Reads the host's tokens; ``token_rows`` (vocab, d_T) is Ê_T."""
 
     def __init__(self, host: HostInfo, token_rows: F16, contexts: Contexts, *, k: int) -> None:
@@ -61,8 +66,43 @@ class TokenReader(Reader):
         window_index[usable] = found
         return TokenReading(
             token_rows=rows,
-            contexts=self.contexts.summed(distinct),
+            context_rows=self.contexts.vectors(distinct),
             texts=pairs_of(token_index, window_index, [len(text.ids) for text in texts]),
             ids=ids,
             windows=distinct,
         )
+
+
+# Contexts of the modes that ignore their meaning
+
+
+class NoContexts(Contexts):
+    """Stands for contexts that only a key can make; their vectors (N, 0) are empty."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to nothing."""
+        return np.zeros((len(windows), 0), dtype=np.float32)
+
+
+class HashedContexts(Contexts):
+    """A pseudo-random unit vector per window, from the key and the window's ids."""
+
+    def __init__(self, secret: bytes, dim: int) -> None:
+        self._secret = secret
+        self.dim = dim
+
+    def secret_array(self) -> NDArray[np.uint8]:
+        """The secret, for a stored detector. As secret as the key."""
+        return np.frombuffer(self._secret, dtype=np.uint8)
+
+    def vectors(self, windows: I64) -> F32:
+        """Windows (N, k) to pseudo-random unit rows (N, dim); empty windows give zero rows."""
+        out = np.zeros((len(windows), self.dim))
+        for i, window in enumerate(np.ascontiguousarray(windows, dtype="<i8")):
+            if (window != ABSENT).any():
+                seed = hmac.digest(self._secret, window.tobytes(), hashlib.sha256)
+                out[i] = KeyStream(seed).normals(self.dim)
+        return normalize_rows(out)

@@ -10,12 +10,11 @@ keys its projection is uniform on the unit sphere of R^n, and the folded table s
 from __future__ import annotations
 
 import copy
-import hashlib
-import hmac
+import functools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
 from dewmark.config import check_rules
-from dewmark.core.keys import Key, KeyStream
-from dewmark.core.projections import projection_dim
-from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.dew.paper.evidence import TESTS, Scoring, TextEvidence, run_test
+from dewmark.core.keys import Key
+from dewmark.core.whitening import Whitening
+from dewmark.dew.paper.monte_carlo import monte_carlo_test
+from dewmark.dew.paper.null_distribution import beta_test, saturate, tanh_kernel
 from dewmark.dew.paper.projection import Fold
-from dewmark.dew.paper.reading import TokenReader, TokenReading
+from dewmark.dew.paper.reading import HashedContexts, NoContexts, TokenReader, TokenReading
 from dewmark.dew.reading import check_stored
 from dewmark.encoders import load_encoder
 from dewmark.encoders.contexts import (
@@ -39,19 +38,16 @@ from dewmark.encoders.contexts import (
     token_vectors,
 )
 from dewmark.encoders.token_tables import rows_of, token_table
-from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic
-from dewmark.text.windows import ABSENT
+from dewmark.stats.evidence import Evidence, Factor
+from dewmark.stats.key_test import Statistic, gaussian_test, key_test
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.paper.bias import Bias
-    from dewmark.dew.paper.texts import TokenAligner, TokenBatch
-    from dewmark.dew.sessions import KeyedRace
+    from dewmark.dew.paper.marking import Alignments, Bias, TokenAligner
     from dewmark.sampling import Session
     from dewmark.serving_rows import Rows
 
@@ -65,41 +61,15 @@ def permuted_rows(key: Key, markable: I64, vocab_size: int) -> I64:
     return source
 
 
-class NoContexts(Contexts):
-    """Stands for contexts that only a key can make; their vectors (N, 0) are empty."""
+TESTS = ("key", "monte-carlo", "gaussian", "beta")
+PLAIN = ("gaussian", "beta")
+"""The paper's own tests, which take tokens as they are.
 
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def vectors(self, windows: I64) -> F32:
-        """Windows (N, k) to nothing."""
-        return np.zeros((len(windows), 0), dtype=np.float32)
-
-
-class HashedContexts(Contexts):
-    """A pseudo-random unit vector per window, from the key and the window's ids."""
-
-    def __init__(self, secret: bytes, dim: int) -> None:
-        self._secret = secret
-        self.dim = dim
-
-    def secret_array(self) -> NDArray[np.uint8]:
-        """The secret, for a stored detector. As secret as the key."""
-        return np.frombuffer(self._secret, dtype=np.uint8)
-
-    def vectors(self, windows: I64) -> F32:
-        """Windows (N, k) to pseudo-random unit rows (N, dim); empty windows give zero rows."""
-        out = np.zeros((len(windows), self.dim))
-        for i, window in enumerate(np.ascontiguousarray(windows, dtype="<i8")):
-            if (window != ABSENT).any():
-                seed = hmac.digest(self._secret, window.tobytes(), hashlib.sha256)
-                out[i] = KeyStream(seed).normals(self.dim)
-        return normalize_rows(out)
-
-
+The others subtract the text's mean unit from each, which is what all texts of a language share, and normalise
+the differences.
+"""
 _SIMULATION = "dew/monte-carlo"  # the purpose of the sub-key from which the Monte-Carlo test draws its keys
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once
-_CANDIDATES = {"bias": 32, "gumbel": 256}
 # Opening checks and whitens tables for about a second, and a table takes tens of megabytes: keys bound at
 # the same time share them, and nothing outlives the last one.
 _READERS: weakref.WeakValueDictionary[tuple[object, ...], TokenReader] = weakref.WeakValueDictionary()
@@ -113,16 +83,14 @@ class DewPaper(Scheme):
     summary: ClassVar[str] = "the paper's scheme: a bias on tokens that align with the encoded context"
     needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
 
-    lambda_: float | None = None
-    """Strength λ of the bias: the most that a logit can gain. By default 2, with keyed sampling 0."""
+    lambda_: float = 2.0
+    """Strength λ of the bias: the most that a logit can gain."""
     gamma: float = 0.5
     """Saturation γ: how fast tanh(γu) reaches its limits."""
     k: int = 3
     """Context width: how many tokens before the scored one."""
-    m: int | None = None
-    """How many of the likeliest tokens are scored; by default 32, with keyed sampling 256."""
-    nucleus: float | None = None
-    """If set, bias the smallest set of tokens with this much probability instead of the top m."""
+    m: int = 32
+    """How many of the likeliest tokens are scored."""
     n: int | None = None
     """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
     projection: Literal["gaussian", "orthogonal"] = "gaussian"
@@ -135,68 +103,24 @@ class DewPaper(Scheme):
     """Whether context vectors are whitened (ours) or used as they come."""
     encoder: str = "use-m3"
     """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
-    statistics: str = "default"
-    """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
     whiten_tokens: bool = True
     """Whether token embeddings are whitened."""
     donor: str | None = None
     """Another model whose input embeddings replace the host's (appendix C.2)."""
-    sampler: Literal["bias", "gumbel"] = "bias"
-    """How the mark is embedded: a bias on the logits, or keyed noise in Gumbel sampling (ours)."""
-    alpha: float | None = None
-    """Share of the randomness that comes from the key, with keyed sampling; by default 0.5."""
 
     def validate(self) -> None:
         """Reject values out of range, and settings without effect."""
         check_rules(
-            (self.lambda_ is None or self.lambda_ >= 0.0, "lambda", "be at least 0", self.lambda_),
-            (self.sampler == "gumbel" or self.strength > 0.0, "lambda", "be positive", self.lambda_),
+            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
             (self.gamma > 0.0, "gamma", "be positive", self.gamma),
             (self.k >= 1, "k", "be at least 1", self.k),
-            (self.alpha is None or 0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (self.m is None or self.m >= 1, "m", "be at least 1", self.m),
-            (self.nucleus is None or 0.0 < self.nucleus <= 1.0, "nucleus", "lie in (0, 1]", self.nucleus),
+            (self.m >= 1, "m", "be at least 1", self.m),
             (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
         )
-        if self.sampler == "bias":
-            self._without_effect("sampler=bias", "alpha")
-        else:
-            self._without_effect("sampler=gumbel", "nucleus")
-        if self.nucleus is not None:
-            self._without_effect("a nucleus", "m")
-        if not self.context_semantics:
-            self._without_effect(f"mode={self.mode}", "context_encoding", "whiten_contexts")
-        if not (self.whiten_contexts and self.context_semantics):
-            self._without_effect("contexts that are not whitened", "statistics")
-
-    def _without_effect(self, why: str, *names: str) -> None:
-        """Raise `ConfigError` for those of some settings that were changed."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{name} has no effect with {why}: leave it out")
-
-    @property
-    def needs_as_set(self) -> Needs:
-        """Keyed sampling draws the token, so it must see the final distribution."""
-        return Needs(embeddings=True, encoder=True, final_distribution=self.sampler == "gumbel")
-
-    @property
-    def strength(self) -> float:
-        """λ."""
-        if self.lambda_ is not None:
-            return self.lambda_
-        return 2.0 if self.sampler == "bias" else 0.0
-
-    @property
-    def keyed_share(self) -> float | None:
-        """α, with keyed sampling."""
-        return None if self.sampler == "bias" else self.alpha or 0.5
-
-    @property
-    def candidates(self) -> int:
-        """How many of the likeliest tokens are scored."""
-        return _CANDIDATES[self.sampler] if self.m is None else self.m
+        if not self.context_semantics and (self.context_encoding != "window" or self.whiten_contexts):
+            raise ConfigError(
+                f"context_encoding and whiten_contexts have no effect with mode={self.mode}: leave them out"
+            )
 
     @property
     def token_semantics(self) -> bool:
@@ -213,13 +137,20 @@ class DewPaper(Scheme):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundDewPaper:
         """Draw the projections and open (or build) the token table and the contexts."""
         reader = self.open_reader(host, workspace)
+        rows, d_C = reader.token_rows, reader.contexts.dim
+        source = hashed = None
+        if not self.token_semantics:
+            markable = np.flatnonzero(np.any(rows != 0, axis=1))
+            source = permuted_rows(key, markable, host.vocab_size)
+        if not self.context_semantics:
+            hashed = HashedContexts(key.subkey("dew/token_only"), d_C)
         return BoundDewPaper(
             self,
             reader,
             key.fingerprint,
-            fold=self.fold_of(key, reader),
-            source=self.sources_of(key, reader),
-            hashed=self.hashed_of(key, reader),
+            fold=Fold.of(key, d_T=rows.shape[1], d_C=d_C, kind=self.projection, n=self.n),
+            source=source,
+            hashed=hashed,
             secret=key.subkey(_SIMULATION),
         )
 
@@ -249,65 +180,26 @@ class DewPaper(Scheme):
         whitening = None
         if self.whiten_contexts:
             whitening = load_context_whitening(
-                self.statistics,
-                encoder=encoder,
-                host=host,
-                encoding=self.context_encoding,
-                k=self.k,
-                workspace=workspace,
+                encoder, host, encoding=self.context_encoding, k=self.k, workspace=workspace
             )
         if self.context_encoding == "window":
             return WindowContexts(encoder, host.tokenizer, whitening)
         return ComposedContexts(token_vectors(encoder, host, whitening=whitening, workspace=workspace))
 
-    def scoring(self, reader: TokenReader) -> Scoring:
-        """What tests must know of the scheme."""
-        d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
-        return Scoring(
-            self.gamma,
-            projection_dim(d_T, d_C, kind=self.projection, n=self.n),
-            self.projection,
-            linear=self.sampler == "gumbel",
-            tokens=self.token_semantics,
-            contexts=self.context_semantics,
-        )
-
-    def fold_of(self, key: Key, reader: TokenReader) -> Fold:
-        """A key's projections, folded."""
-        d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
-        return Fold.of(key, d_T=d_T, d_C=d_C, kind=self.projection, n=self.scoring(reader).n)
-
-    def sources_of(self, key: Key, reader: TokenReader) -> I64 | None:
-        """The row of Ê_T that each token uses under a key, (vocab,); None where each uses its own."""
-        if self.token_semantics:
-            return None
-        markable = np.flatnonzero(np.any(reader.token_rows != 0, axis=1))
-        return permuted_rows(key, markable, reader.host.vocab_size)
-
-    def hashed_of(self, key: Key, reader: TokenReader) -> HashedContexts | None:
-        """The contexts that a key makes itself; None where they come from the text's meaning."""
-        if self.context_semantics:
-            return None
-        return HashedContexts(key.subkey("dew/token_only"), reader.contexts.dim)
-
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDewPaper:
         """A detector from stored tables: no key, no host weights."""
-        arrays = state.arrays
-        try:
-            rows = arrays["token_rows"]
-            if len(rows) != host.vocab_size:
-                raise VocabularyError(
-                    f"the stored table has {len(rows)} tokens, but the vocabulary has {host.vocab_size}"
-                )
-            contexts = self._restored_contexts(state, host, workspace)
-            fold = Fold.stored(arrays, int(state.meta["n"]))
-            source = None if self.token_semantics else arrays["source"]
-            hashed = None
-            if not self.context_semantics:
-                hashed = HashedContexts(arrays["context_secret"].tobytes(), contexts.dim)
-            secret = arrays["simulation_secret"].tobytes()
-        except KeyError as missing:
-            raise ArtifactError(f"the stored detector lacks {missing}; export it again") from None
+        arrays, rows = state.arrays, state.arrays["token_rows"]
+        if len(rows) != host.vocab_size:
+            raise VocabularyError(
+                f"the stored table has {len(rows)} tokens, but the vocabulary has {host.vocab_size}"
+            )
+        contexts = self._restored_contexts(state, host, workspace)
+        fold = Fold.stored(arrays, int(state.meta["n"]))
+        source = None if self.token_semantics else arrays["source"]
+        hashed = None
+        if not self.context_semantics:
+            hashed = HashedContexts(arrays["context_secret"].tobytes(), contexts.dim)
+        secret = arrays["simulation_secret"].tobytes()
         reader = TokenReader(host, rows, contexts, k=self.k)
         return BoundDewPaper(
             self, reader, fingerprint, fold=fold, source=source, hashed=hashed, secret=secret
@@ -350,7 +242,6 @@ class BoundDewPaper(BoundScheme):
     ) -> None:
         super().__init__(scheme, reader.host, fingerprint)
         self.reader = reader
-        self.scoring = scheme.scoring(reader)
         self.fold = fold
         self.source = source
         self.hashed = hashed
@@ -371,11 +262,6 @@ class BoundDewPaper(BoundScheme):
         """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
         return np.asarray(np.einsum("ij,ij->i", self.fold.rows(T), self.fold.contexts(C)))
 
-    @property
-    def attributes(self) -> bool:
-        """It cannot tell the holder's texts from forged ones."""
-        return False
-
     # Marking
 
     def session(
@@ -386,49 +272,30 @@ class BoundDewPaper(BoundScheme):
         seeds: Sequence[int] | None = None,
     ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
-        from dewmark.dew.paper.bias import BiasSession
-        from dewmark.dew.sessions import KeyedSession
+        from dewmark.dew.paper.marking import BiasSession
 
-        batch, size = self.batch(prompt_ids, attention_mask), self.host.vocab_size
-        if self.scheme.sampler == "bias":
-            return BiasSession(self._bias, batch, vocab_size=size)
-        return KeyedSession(self._race, batch, vocab_size=size, prompt_ids=prompt_ids, seeds=seeds)
+        alignments = self.follow_alignments(prompt_ids, attention_mask)
+        return BiasSession(self._bias, alignments, vocab_size=self.host.vocab_size)
 
-    def batch(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> TokenBatch:
-        """The texts of a session that begins with prompts (batch, length)."""
-        return self._aligner(prompt_ids.device).batch(prompt_ids, attention_mask)
+    def follow_alignments(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Alignments:
+        """From ids (batch, length) that grow and candidates (batch, m) to u (batch, m) of the candidates."""
+        return self._aligner(prompt_ids.device).follow(prompt_ids, attention_mask)
 
     def rows(self, device: torch.device) -> Rows:
         """Mark the rows of a changing batch together."""
-        from dewmark.dew.paper.bias import bias_rows
-        from dewmark.dew.sessions import FollowedRows, draw_rows
+        from dewmark.dew.paper.marking import BiasRows
 
-        mark = bias_rows(self._bias) if self.scheme.sampler == "bias" else draw_rows(self._race)
-        return FollowedRows(self._aligner(device), mark, vocab_size=self.host.vocab_size)
+        return BiasRows(self._bias, self._aligner(device), vocab_size=self.host.vocab_size)
 
     @property
     def _bias(self) -> Bias:
-        from dewmark.dew.paper.bias import Bias
+        from dewmark.dew.paper.marking import Bias
 
-        chosen = self.scheme
-        return Bias(chosen.strength, chosen.gamma, chosen.candidates, chosen.nucleus)
-
-    @property
-    def _race(self) -> KeyedRace:
-        from dewmark.dew.sessions import KeyedRace
-
-        chosen = self.scheme
-        return KeyedRace(chosen.keyed_share or 1.0, chosen.strength, chosen.gamma, chosen.candidates)
+        return Bias(self.scheme.lambda_, self.scheme.gamma, self.scheme.m)
 
     def _aligner(self, device: torch.device) -> TokenAligner:
         """This key's tables on a device, built for the first session there and shared by all."""
-        from dewmark.dew.paper.texts import TokenAligner
+        from dewmark.dew.paper.marking import TokenAligner
 
         with self._lock:
             if device not in self._aligners:
@@ -448,32 +315,61 @@ class BoundDewPaper(BoundScheme):
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
-        for text, evidence in self._score(self.reader.read(texts, prompts), test=test):
-            yield evidence, run_test(text, evidence, self.scoring, test=test, fpr=fpr, secret=self.secret)
+        for evidence in self._score(self.reader.read(texts, prompts), centred=test not in PLAIN):
+            yield evidence, self._tested(evidence, test=test, fpr=fpr)
+
+    def _tested(self, evidence: Evidence, *, test: str, fpr: float) -> Statistic:
+        """Run the named test.
+
+        The simulation draws its keys from a secret and the text, as many as the level ``fpr`` requires.
+        """
+        gamma, n, kind = self.scheme.gamma, self.fold.n, self.scheme.projection
+        if test == "gaussian":
+            return gaussian_test(evidence)
+        if test == "beta":
+            return beta_test(evidence, gamma=gamma, n=n)
+        if test == "monte-carlo":
+            score = functools.partial(saturate, gamma)
+            return monte_carlo_test(evidence, score, n=n, kind=kind, secret=self.secret, level=fpr)
+        return key_test(evidence)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
-        return [evidence for _, evidence in self._score(self.reader.read(texts, prompts), test="key")]
+        return list(self._score(self.reader.read(texts, prompts), centred=True))
 
-    def _score(self, reading: TokenReading, *, test: str) -> Iterator[tuple[TextEvidence, Evidence]]:
+    def _score(self, reading: TokenReading, *, centred: bool) -> Iterator[Evidence]:
         """One text at a time: a text's evidence is much larger than what is kept of it."""
         tokens, contexts = reading.token_rows, reading.context_rows
         if self.source is not None:
             tokens = rows_of(self.reader.token_rows, self.source[reading.ids])
-        if self.hashed is None:
-            scaled = self.fold.contexts(contexts, parts=reading.contexts)
-        else:
+        if self.hashed is not None:
             contexts = self.hashed.vectors(reading.windows)
-            scaled = self.fold.contexts(contexts)
-        Q = self.fold.rows(tokens)
+        Q, scaled = self.fold.rows(tokens), self.fold.contexts(contexts)
         for pairs in reading.texts:
-            text = TextEvidence.of(pairs, reading, contexts, self.scoring, test=test)
-            yield text, text.under(Q, scaled)
+            T: Factor = pairs.tokens
+            rows = Q[pairs.tokens]
+            if self.scheme.token_semantics:
+                T = reading.token_rows[pairs.tokens]
+                if centred and np.any(pairs.tokens != pairs.tokens[:1]):  # a lone unit is not its own mean
+                    share = (pairs.weights / pairs.weights.sum()).astype(np.float32)
+                    T -= share @ T
+                    norms = np.linalg.norm(T, axis=1)[:, None]
+                    T /= norms
+                    rows = (rows - share @ rows) / norms
+            u: F32 = np.einsum("ij,ij->i", rows, scaled[pairs.windows])
+            yield Evidence(
+                scores=saturate(self.scheme.gamma, u.astype(np.float64)),
+                alignments=u,
+                weights=pairs.weights,
+                positions=pairs.positions,
+                T=T,
+                C=contexts[pairs.windows] if self.scheme.context_semantics else pairs.windows,
+                kernel=tanh_kernel(self.scheme.gamma),
+            )
 
     def _mean_score(self, evidence: Evidence) -> float:
-        """The mean score per token; with a bias it is the paper's, the bias itself."""
-        scale = self.scheme.strength if self.scheme.sampler == "bias" else 1.0
-        return scale * evidence.total / max(evidence.length, 1)
+        """The mean score per token, which is the paper's: the bias itself."""
+        return self.scheme.lambda_ * evidence.total / max(evidence.length, 1)
 
     def state(self) -> State:
         """The fold and what reading needs. As secret as the key."""
@@ -487,8 +383,8 @@ class BoundDewPaper(BoundScheme):
         contexts = self.reader.contexts
         if contexts.table is not None:
             arrays["context_rows"] = contexts.table
-        if isinstance(contexts, WindowContexts):
+        if contexts.encoder is not None:
             meta["encoder"] = contexts.encoder.identity
-            if contexts.whitening is not None:
-                arrays |= {"mean": contexts.whitening.mean, "matrix": contexts.whitening.matrix}
+        if contexts.whitening is not None:
+            arrays |= {"mean": contexts.whitening.mean, "matrix": contexts.whitening.matrix}
         return State(meta=meta, arrays=arrays)

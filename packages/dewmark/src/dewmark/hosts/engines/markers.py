@@ -96,7 +96,7 @@ class Markers:
             last = max(known, key=lambda text: len(text.row.written))
             return last._replace(row=last.rows.fork(last.row, written, seed=own))
         rows = self._rows_of(request.key_id)
-        row = rows.open_as(
+        row = rows.open(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
         return Marked(request, rows, row, self._spares(prompt))

@@ -129,7 +129,7 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
     def _penalties(self, params: Any) -> tuple[float, float, float] | None:  # noqa: ANN401 - SamplingParams
         presence, frequency, repetition = (float(getattr(params, name)) for name in _NEUTRAL)
         neutral = (presence, frequency, repetition) == tuple(_NEUTRAL.values())
-        needed = self._config.scheme.needs_as_set.final_distribution and not neutral
+        needed = self._config.scheme.needs.final_distribution and not neutral
         return (presence, frequency, repetition) if needed else None
 
     def _warn(self) -> None:

@@ -74,7 +74,7 @@ class EngineConfig:
 
     def leaves_no_choice(self, temperature: float) -> bool:
         """Whether a request always takes the likeliest token, and the scheme marks the choice."""
-        return temperature < GREEDY and self.scheme.needs_as_set.sampling
+        return temperature < GREEDY and self.scheme.needs.sampling
 
     def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
         """The id of the key to mark a request with; None for no mark."""

@@ -1,4 +1,4 @@
-"""Detection of many texts: packed, looked up once, on a device; and what a stored detector maps."""
+"""Detection of many texts: in batches and chunks, looked up once; and what a stored detector maps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import mmap
 
 import numpy as np
 import pytest
-import torch
 from tests.fakes import COMPOSED, BagEncoder
 
 import dewmark
 from dewmark.dew.reading import distinct_windows
-from dewmark.encoders.contexts import ComposedContexts, SummedContexts
+from dewmark.encoders.contexts import ComposedContexts, sums_of
 from dewmark.encoders.token_tables import rows_of
-from dewmark.encoders.word_vectors import register_texts
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import text_chunks
 from dewmark.text.windows import ABSENT
@@ -22,8 +20,7 @@ from dewmark.workspace import Tokenized
 KEY = dewmark.Key(bytes(range(32)))
 CONFIGURATIONS = {
     "words": ("dew", {}),
-    "tokens": ("dew-paper", {**COMPOSED, "sampler": "gumbel"}),
-    "bias": ("dew-paper", COMPOSED),
+    "tokens": ("dew-paper", COMPOSED),
     "window": ("dew-paper", {}),
 }
 
@@ -48,7 +45,7 @@ def numbers(detections):
 
 
 @pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_batch_a_text_alone_a_device_and_small_chunks_agree(
+def test_a_batch_a_text_alone_and_small_chunks_agree(
     scheme, settings, host: FakeHost, texts, bag_encoder: BagEncoder
 ) -> None:
     bound = dewmark.load_scheme(KEY, host=host.info, scheme=scheme, settings=settings)
@@ -58,33 +55,6 @@ def test_a_batch_a_text_alone_a_device_and_small_chunks_agree(
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
     bound._units_per_chunk = 40
     np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
-    if scheme == "dew-paper":
-        return
-    moved = bound.on("cpu")
-    moved._device = torch.device("cpu")  # as on an accelerator
-    # three words in turn have one context: the evidence of the last text is 0, up to rounding
-    batched, alone = moved.detect_batch(texts)[:-1], alone[:-1]
-    np.testing.assert_allclose(numbers(batched), numbers(alone), **close)
-    for one, other in zip(batched, alone, strict=True):
-        assert [t.scored for t in one.tokens] == [t.scored for t in other.tokens]
-        np.testing.assert_allclose([t.score for t in one.tokens], [t.score for t in other.tokens], **close)
-
-
-def test_the_default_on_a_device_cuts_and_attributes_as_on_the_cpu() -> None:
-    """Short texts, longer ones, and one with more pairs than twice the dimensions, of which more is cut."""
-    ours = [text for text in register_texts() if text.strip()]
-    texts = [*ours[:12], *(" ".join(ours[i : i + 4]) for i in range(0, 16, 4)), " ".join(ours[:40])]
-    bound = dewmark.load_scheme(KEY, host=None)
-    moved = bound.on("cpu")
-    moved._device = torch.device("cpu")
-    here, there = bound.detect_batch(texts, fpr=0.5), moved.detect_batch(texts, fpr=0.5)
-    np.testing.assert_allclose(numbers(there), numbers(here), rtol=1e-5, atol=1e-5)
-    assert any(found.is_marked for found in here)
-    for one, other in zip(there, here, strict=True):
-        assert (one.forgery is None) == (other.forgery is None)
-        if one.forgery is not None and other.forgery is not None:
-            assert one.forgery.z_tail == pytest.approx(other.forgery.z_tail, abs=1e-4)
-            assert one.forgery.p_alike == pytest.approx(other.forgery.p_alike, abs=1e-4)
 
 
 def test_chunks_hold_a_bounded_number_of_units() -> None:
@@ -93,23 +63,17 @@ def test_chunks_hold_a_bounded_number_of_units() -> None:
     assert list(text_chunks(texts, units=64)) == parts
 
 
-def test_sums_of_parts_are_the_contexts_and_their_quadratic_form() -> None:
+def test_contexts_are_normalised_sums() -> None:
     random = np.random.default_rng(1)
     table = random.normal(size=(50, 16)).astype(np.float16)
     windows = random.integers(-1, 50, size=(300, 3))
     windows[7] = ABSENT
-    parts = ComposedContexts(table).summed(windows)
     padded = np.concatenate((table.astype(np.float64), np.zeros((1, 16))))
     sums = padded[windows].sum(axis=1)
     expected = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-30)[:, None]
-    np.testing.assert_allclose(parts.vectors, expected, atol=1e-6)
-    R = random.normal(size=(16, 40))
-    G = (R @ R.T).astype(np.float32)
-    np.testing.assert_allclose(
-        parts.squares(G), np.einsum("ij,jk,ik->i", expected, G, expected), rtol=1e-4, atol=1e-5
-    )
-    empty = SummedContexts(np.zeros((0, 16), dtype=np.float32), np.zeros((0, 3), dtype=np.int64))
-    assert empty.vectors.shape == (0, 16)
+    np.testing.assert_allclose(ComposedContexts(table).vectors(windows), expected, atol=1e-6)
+    none = np.zeros((0, 3), dtype=np.int64)
+    assert sums_of(np.zeros((0, 16), dtype=np.float32), none).shape == (0, 16)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
