@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from dewmark import storage
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, UnknownNameError
 from dewmark.hosts import host_info, load_host
@@ -34,9 +35,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def text_of(host):
-    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=20))[
-        0
-    ].text
+    decoding = Decoding(max_new_tokens=20)
+    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=decoding)[0].text
 
 
 def test_the_identity_of_a_folder_follows_its_files(folder):
@@ -91,11 +91,11 @@ def test_a_gguf_file_is_converted_once_and_a_damaged_copy_again(cache, tmp_path,
 def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
-    monkeypatch.setattr(sources, "SMALL_FILE", 0)
+    monkeypatch.setattr(storage, "SMALL_FILE", 0)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"weights")
     expected = host_info(str(gguf)).embeddings()
-    sources.verified.clear()  # as a new process would start
+    storage.verified.clear()  # as a new process would start
     (copied,) = (cache / "hosts").iterdir()
     weights = copied / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -105,25 +105,6 @@ def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, m
     assert len(calls) == 1
     assert np.array_equal(info.embeddings(), expected)
     assert len(calls) == 2
-
-
-def test_weights_that_were_checked_ahead_are_not_hashed_again(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, []))
-    monkeypatch.setattr(sources, "SMALL_FILE", 0)
-    gguf = tmp_path / "model.gguf"
-    gguf.write_bytes(b"weights")
-    sources.check_weights(str(gguf))  # nothing is converted yet, and this does not do it
-    assert not (cache / "hosts").exists()
-    host_info(str(gguf))
-    sources.verified.clear()  # as a new process would start
-    hashed = []
-    whole = sources.sha256_file
-    monkeypatch.setattr(sources, "sha256_file", lambda file: hashed.append(file.name) or whole(file))
-    sources.check_weights(str(gguf))
-    assert "model.safetensors" in hashed
-    hashed.clear()
-    load_host(str(gguf))
-    assert hashed == []
 
 
 def test_a_failed_conversion_leaves_nothing_behind(cache, tmp_path):

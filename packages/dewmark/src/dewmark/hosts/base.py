@@ -8,6 +8,8 @@ Boundary: no engine is imported here.
 
 from __future__ import annotations
 
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +37,10 @@ __all__ = [
     "check_decoding",
     "generation_hash",
     "no_template",
+    "stream_text",
 ]
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 OnBatch = Callable[[list[Generation]], None]
 OnStep = Callable[[list[int | None]], bool]
@@ -66,6 +71,11 @@ class Host(ABC):
     def info(self) -> HostInfo:
         """The host's description for schemes."""
 
+    context: int | None = None
+    """How many tokens the model can read at once; None if it names no limit."""
+    writes_drafts = False
+    """Whether it can write a stretch of text several times (`Decoding.drafts`)."""
+
     @property
     def name(self) -> str:
         """The name it was loaded by."""
@@ -75,16 +85,6 @@ class Host(ABC):
     def chat(self) -> ChatFormat:
         """The chat format; raises `ConfigError` for hosts that only continue text."""
         raise no_template(self.name)
-
-    @property
-    def context(self) -> int | None:
-        """How many tokens the model can read at once; None if it names no limit."""
-        return None
-
-    @property
-    def writes_drafts(self) -> bool:
-        """Whether it can write a stretch of text several times (`Decoding.drafts`)."""
-        return False
 
     @property
     def device(self) -> torch.device:
@@ -175,18 +175,8 @@ class Host(ABC):
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
             batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
-            counts: list[DraftCount | None] = [None] * len(batch)
-            if scheme is not None and scheme.needs.drafts:
-                drafted = self.complete_drafts(
-                    batch,
-                    drafts=capability(scheme, ChoosesDrafts).drafts(batch),
-                    seeds=batch_seeds,
-                    decoding=decoding,
-                )
-                rows, counts = [row for row, _ in drafted], [count for _, count in drafted]
-            else:
-                rows = self._complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
-            rows = [[token for token in row if token not in special] for row in rows]
+            written = self._write(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+            rows = [[token for token in row if token not in special] for row, _ in written]
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
             finished = [
@@ -199,8 +189,8 @@ class Host(ABC):
                     config_hash=config_hash,
                     drafts=count,
                 )
-                for prompt, text, row, seed, count in zip(
-                    batch, texts, rows, batch_seeds, counts, strict=True
+                for prompt, text, row, seed, (_, count) in zip(
+                    batch, texts, rows, batch_seeds, written, strict=True
                 )
             ]
             done.extend(finished)
@@ -208,27 +198,22 @@ class Host(ABC):
                 on_batch(finished)
         return done
 
-    def _complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-    ) -> list[list[int]]:
-        """As `complete`, each text by the member of the key's ring that its seed chooses."""
+    def _write(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> Sequence[tuple[list[int], DraftCount | None]]:
+        """One batch, each text by the member of the key's ring that its seed chooses."""
         if scheme is None:
-            return self.complete(prompts, scheme=None, seeds=seeds, decoding=decoding)
+            rows = self.complete(prompts, scheme=None, seeds=seeds, decoding=decoding)
+            return [(row, None) for row in rows]
+        if scheme.needs.drafts:
+            drafts = capability(scheme, ChoosesDrafts).drafts(prompts)
+            return self.complete_drafts(prompts, drafts=drafts, seeds=seeds, decoding=decoding)
         found: dict[int, list[int]] = {}
         for bound, places in by_text(scheme, seeds):
-            rows = self.complete(
-                [prompts[i] for i in places],
-                scheme=bound,
-                seeds=[seeds[i] for i in places],
-                decoding=decoding,
-            )
+            own, own_seeds = [prompts[i] for i in places], [seeds[i] for i in places]
+            rows = self.complete(own, scheme=bound, seeds=own_seeds, decoding=decoding)
             found.update(zip(places, rows, strict=True))
-        return [found[i] for i in range(len(prompts))]
+        return [(found[i], None) for i in range(len(prompts))]
 
     def stream(
         self,
@@ -247,17 +232,10 @@ class Host(ABC):
         self._check_request(prompts, scheme, seeds, decoding)
         if scheme is not None and len(seeds):
             scheme = by_text(scheme, seeds[:1])[0][0]
-        if scheme is not None and scheme.needs.drafts:
-            drafted = self.complete_drafts(
-                prompts,
-                drafts=capability(scheme, ChoosesDrafts).drafts(prompts),
-                seeds=seeds,
-                decoding=decoding,
-            )
-            rows = [row for row, _ in drafted]
-            _replay(rows, on_step)
-        elif scheme is not None and decoding.drafts > 1:  # what is reported is not taken back
-            rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+        if scheme is not None and (scheme.needs.drafts or decoding.drafts > 1):
+            # what is reported is not taken back
+            written = self._write(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+            rows = [row for row, _ in written]
             _replay(rows, on_step)
         else:
             rows = self.complete_steps(
@@ -283,6 +261,51 @@ class Host(ABC):
                     f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
                 )
         self.check_prompts(prompts, decoding.max_new_tokens)
+
+
+def stream_text(
+    host: Host, prompt: str, *, scheme: BoundScheme | None, seed: int, decoding: Decoding
+) -> Iterator[str]:
+    """The pieces of the text that `Host.generate` would return; closing the iterator stops the host.
+
+    No piece ends inside a character.
+    """
+    pieces: queue.Queue[str | BaseException | None] = queue.Queue()
+    stopped = threading.Event()
+    decode, special = host.info.tokenizer.decode, host.info.tokenizer.special_ids
+    ids: list[int] = []
+    sent = 0
+
+    def take(step: list[int | None]) -> bool:
+        nonlocal sent
+        (token,) = step
+        if token is not None and token not in special:
+            ids.append(token)
+            text = decode([ids])[0]
+            settled = len(text.rstrip(_UNFINISHED))
+            if settled > sent:
+                pieces.put(text[sent:settled])
+                sent = settled
+        return token is not None and not stopped.is_set()
+
+    def run() -> None:
+        try:
+            host.stream([prompt], scheme=scheme, seeds=[seed], decoding=decoding, on_step=take)
+            pieces.put(decode([ids])[0][sent:] or None)
+            pieces.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where the text is read
+            pieces.put(error)
+
+    thread = threading.Thread(target=run, name="streaming", daemon=True)
+    thread.start()
+    try:
+        while (piece := pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def no_template(name: str) -> ConfigError:

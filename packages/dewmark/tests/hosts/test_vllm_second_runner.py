@@ -30,7 +30,7 @@ VOCAB, SLOTS, ROOM, LENGTH = 300, 6, 64, 24
 CPU = torch.device("cpu")
 KEYS = {"acme": Key(bytes(32)), "ring": Key(bytes(range(32)), members=4, payload_bits=3)}
 REAL = importlib.util.find_spec("vllm") is not None
-ENGINES = "dewmark.hosts.engines."
+ENGINE = "dewmark.hosts.engines.vllm"
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def configured(host, bag_encoder, tmp_path, monkeypatch):
         monkeypatch.setenv("DEWMARK_VLLM_CONFIG", str(file))
         if not REAL:
             stub_modules(monkeypatch)
-        for each in ("vllm_v2_runner", "vllm"):
-            monkeypatch.delitem(sys.modules, ENGINES + each, raising=False)
-        found = importlib.import_module(ENGINES + "vllm")
+        monkeypatch.delitem(sys.modules, ENGINE, raising=False)
+        found = importlib.import_module(ENGINE)
         found.config_from_environment.__globals__["_load"].cache_clear()
         return found
 
