@@ -51,9 +51,9 @@ def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     if _is_published(name):
         return load_host(name, progress=progress).chat
     check_libraries()
-    from dewmark.hosts.transformers import chat_format as formats
+    from dewmark.hosts.transformers import description
 
-    return formats.chat_format(name, progress=progress)
+    return description.chat_format(name, progress=progress)
 
 
 def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark import config as cfg
 from dewmark.capabilities import ChoosesDrafts, Drafts, by_text, capability, record
@@ -53,14 +53,10 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How a host is talked to: ``render`` makes a conversation its prompt, ``decoding`` is the host's own.
-
-    ``template`` is ``apply_chat_template`` of transformers' tokenizer, where the host has one.
-    """
+    """How a host is talked to: ``render`` makes a conversation its prompt, ``decoding`` is the host's own."""
 
     render: Callable[[Conversation], str]
     decoding: Decoding
-    template: Callable[..., Any] | None = None
 
 
 class Host(ABC):

@@ -161,11 +161,9 @@ class HostExpectations:
         asked = list(zip(prompts, texts, strict=True))
         with self._lock:
             found = {each: self._known[each] for each in asked if each in self._known}
-            longest = _longest([each for each in asked if each not in found])
-            new = list(dict.fromkeys(longest.values()))
-            fresh = dict(zip(new, self._run(new), strict=True))
-            for each, whole in longest.items():
-                found[each] = self._keep(each, _up_to(fresh[whole], len(each[1])))
+            new = [each for each in dict.fromkeys(asked) if each not in found]
+            for each, words in zip(new, self._run(new), strict=True):
+                found[each] = self._keep(each, words)
             return [found[each] for each in asked]
 
     def _keep(self, asked: tuple[str, str], words: ExpectedWords) -> ExpectedWords:
@@ -324,35 +322,6 @@ def _end_of(info: HostInfo, prompt: str, tokens: int) -> str:
     return prompt if len(found.ids) <= tokens else prompt[found.offsets[-tokens][0] :]
 
 
-def _longest(asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """For each (prompt, text) itself, or a longer one of them that begins with it: a model reads it once."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
-    last = ("", "")
-    for prompt, text in sorted(asked, reverse=True):  # whatever begins with a text comes right before it
-        rest = last[1][len(text) : len(text) + 1]
-        # a text that ends within a word of the longer one has another last word
-        if not found or last[0] != prompt or not last[1].startswith(text) or rest.isalnum():
-            last = (prompt, text)
-        found[prompt, text] = last
-    return {each: found[each] for each in asked}
-
-
-def _up_to(words: ExpectedWords, end: int) -> ExpectedWords:
-    """The places before character ``end``."""
-    places = int(np.searchsorted(words.starts, end))
-    if places == len(words.starts):
-        return words
-    last = int(words.bounds[places])
-    used, index = np.unique(words.index[:last], return_inverse=True)
-    return ExpectedWords(
-        starts=words.starts[:places],
-        bounds=words.bounds[: places + 1],
-        index=index.astype(np.int64),
-        probabilities=words.probabilities[:last],
-        forms=tuple(words.forms[i] for i in used),
-    )
-
-
 def _size(asked: tuple[str, str], words: ExpectedWords) -> int:
     """Roughly the bytes that it takes in memory."""
     return 2 * sum(map(len, asked)) + 16 * len(words.starts) + 12 * len(words.index) + 64 * len(words.forms)
@@ -383,12 +352,11 @@ def open_reader(
         return NO_READER
     if (own_folder := reader_folder(reader)) is not None:
         return own_folder
-    if not isinstance(reader, str | Host):
-        return reader
-    report = progress or silent
     if isinstance(reader, Host):
         own = reader
-        return HostExpectations(own.info, lambda: own, limit=limit, progress=report)
+        return HostExpectations(own.info, lambda: own, limit=limit, progress=progress or silent)
+    if not isinstance(reader, str):
+        return reader
     info = host_info(reader, progress=progress)
     load = functools.partial(load_host, reader, device=device, dtype=dtype, progress=progress)
-    return HostExpectations(info, load, limit=limit, progress=report)
+    return HostExpectations(info, load, limit=limit, progress=progress or silent)

@@ -1,4 +1,4 @@
-"""Describing a host to schemes: its tokenizer, its vocabulary, and its input embeddings.
+"""A host by its files: tokenizer, vocabulary and input embeddings for schemes, and its chat format.
 
 Boundary: no model is loaded to describe a host by its files; ``embeddings`` reads that one tensor from the
 weight files when it is called. For a converted host (a packaged one, a GGUF file) neither torch nor
@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.arrays import F32
-from dewmark.errors import ModelError, VocabularyError
+from dewmark.decoding import CHAT_DECODING, Decoding
+from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
+from dewmark.hosts.base import ChatFormat, Conversation, no_template
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.tokenizer import TOKENIZER_FILE, HFTokenizer
 from dewmark.models.hub import quiet_libraries
@@ -88,6 +90,55 @@ def info_from_model(
         tokenizer=wrapped,
         embeddings=lambda: _to_float32(weight[:vocab_size]).copy(),  # never the model's own memory
     )
+
+
+def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
+    """The chat format of a host by name; raises `ConfigError` if it has none."""
+    from transformers import AutoTokenizer
+
+    source = resolve(name, weights=False, progress=progress)
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+        file = _find_file(source, "generation_config.json")
+        generation = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise load_error(name, error) from error
+    return chat_format_of(tokenizer, generation, name=name)
+
+
+def chat_format_of(
+    tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any], *, name: str
+) -> ChatFormat:
+    """The chat format of a tokenizer; ``generation`` are the fields of the model's generation_config."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise no_template(name)
+
+    def render(messages: Conversation) -> str:
+        plain = [dict(message) for message in messages]
+        try:
+            return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template raises whatever its author chose
+            raise InputError(
+                "the model's chat template rejects this conversation: change its roles"
+            ) from error
+
+    return ChatFormat(render, own_decoding(generation, name=name))
+
+
+def own_decoding(generation: Mapping[str, Any], *, name: str) -> Decoding:
+    """The temperature, top-p and top-k of a generation_config, or `CHAT_DECODING` if it states none.
+
+    If a config states one of them, the others filter nothing.
+    """
+    names = ("temperature", "top_p", "top_k")
+    stated = {each: generation[each] for each in names if generation.get(each) is not None}
+    if not stated:
+        return CHAT_DECODING
+    try:
+        return Decoding(**stated)
+    except ConfigError as error:
+        raise ConfigError(f"{name} has an unusable generation_config ({error}): state the options") from None
 
 
 @functools.lru_cache(maxsize=2)

@@ -20,9 +20,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
 from dewmark.hosts.transformers.attention import share_keys
-from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
-from dewmark.hosts.transformers.description import describe, info_from_model
+from dewmark.hosts.transformers.description import chat_format, chat_format_of, describe, info_from_model
 from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
@@ -63,16 +62,12 @@ class TransformersHost(Host):
         self.writer: CausalLM = model.eval()
         self._open_model = open_model
         if open_chat is None and not isinstance(tokenizer, HFTokenizer):
-            generation = getattr(model, "generation_config", None)
-            open_chat = functools.partial(
-                chat_format_of,
-                tokenizer,
-                {} if generation is None else generation.to_diff_dict(),
-                name=str(model.config.model_type),
-            )
-        self._open_chat = open_chat and functools.cache(open_chat)
+            config = getattr(model, "generation_config", None)
+            generation = {} if config is None else config.to_diff_dict()
+            name = str(model.config.model_type)
+            open_chat = functools.partial(chat_format_of, tokenizer, generation, name=name)
+        self._open_chat = open_chat
         self.tokenizer = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
-        self.tokenizer.open_chat = self._open_chat
         self._info = info or info_from_model(model, self.tokenizer)
         text_config = model.config.get_text_config()
         self.context: int | None = getattr(text_config, "max_position_embeddings", None)

@@ -13,10 +13,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark.errors import ArtifactError, InputError, ModelError
-from dewmark.hosts.base import ChatFormat, Conversation, no_template
 from dewmark.storage import atomic_write
 from dewmark.workspace import Tokenized
 
@@ -53,8 +52,6 @@ _PROBES = (
 
 class HFTokenizer:
     """The `dewmark.workspace.Tokenizer` protocol for a fast tokenizer; safe to share between threads."""
-
-    open_chat: Callable[[], ChatFormat] | None = None  # a host gives it: its chat format
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -133,16 +130,6 @@ class HFTokenizer:
                 row = [start]
             rows.append(row)
         return rows
-
-    def apply_chat_template(self, conversation: Conversation, **options: Any) -> Any:  # noqa: ANN401
-        """The text that ``generate(messages=…)`` continues; ids if an option such as ``return_tensors`` asks.
-
-        ``options`` are those of transformers' method of this name.
-        """
-        template = None if self.open_chat is None else self.open_chat().template
-        if template is None:
-            raise no_template("this tokenizer")
-        return template(conversation, **options)
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text, without special tokens, spaces unchanged."""
