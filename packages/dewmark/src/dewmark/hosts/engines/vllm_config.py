@@ -1,21 +1,10 @@
 """How marking in an engine is configured: operators set scheme and keys, requests choose among them.
 
 The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` (for SGLang
-``DEWMARK_SGLANG_CONFIG``) to a TOML file:
-
-    scheme = "dew"                # any scheme that marks token by token
-    mark = true                   # whether to mark requests that do not say
-    greedy = "unmarked"           # or "refuse": what to do with requests at temperature 0
-    policy = "default"            # or a JSON file: which parts of a text carry no mark
-    host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
-    default_key = "acme"          # for requests that name no key; required with several keys
-    settings = { alpha = 0.9 }
-    [keys]                        # key id = key file, relative to this file
-    acme = "acme.key"
-
-A request may pass ``{"dewmark": false}``, ``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or
-``{"dewmark_member": 3}`` in its ``vllm_xargs`` (``extra_args`` in Python). Boundary: no engine, no weights;
-of a key only its members and payloads are checked here.
+``DEWMARK_SGLANG_CONFIG``) to a TOML file with the fields of `EngineConfig`, ``[keys]`` (key id = key file,
+relative to the file) and the scheme's ``settings`` (docs/vllm.md). A request may pass ``{"dewmark": false}``,
+``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or ``{"dewmark_member": 3}`` in its ``vllm_xargs``
+(``extra_args`` in Python). Boundary: no engine, no weights; only members and payloads of a key are checked.
 """
 
 from __future__ import annotations

@@ -14,22 +14,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dewmark.config import cache_dir
-from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.transformers.gguf import convert_gguf
+from dewmark.errors import ConfigError, DewmarkError, ModelError, StorageError
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.models.hub import quiet_libraries
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch
 from dewmark.registry import HOSTS, unknown_name
 from dewmark.storage import atomic_folder, read_manifest, sha256_file, write_manifest
 from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ModelSource", "load_error", "resolve"]
 
 _TOKENIZER = "dewmark_tokenizer"
 _FORMAT = 3
 _HUB_TIMEOUT = 10.0  # seconds
+# Control tokens that GGUF files list as text: Gemma 3 writes an image placeholder with a probability of 12%
+# in the middle of a sentence.
+_CONTROLS = frozenset({"[multimodal]", "<start_of_image>", "<end_of_image>"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,88 @@ def _convert_once(
         HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
         write_manifest(folder, "files", format=_FORMAT, gguf_sha256=gguf_sha256)
     return gguf_sha256
+
+
+def convert_gguf(
+    gguf: Path, folder: Path, progress: Progress, *, generation: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16.
+
+    ``generation`` are the fields of the model's published generation_config, for which GGUF has no place.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    progress(f"converting {gguf.name}", 0, 1)
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            flag_controls(tokenizer)
+            _split_digits(tokenizer, gguf)
+            drop_padding(tokenizer)
+            model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
+            tokenizer.save_pretrained(str(folder))
+            model.save_pretrained(str(folder))
+    except DewmarkError:
+        raise
+    except Exception as error:  # the readers and writers below raise many classes
+        if "No space left" in str(error):
+            raise StorageError(
+                f"the disk is full at {folder.parent}: free some space and try again"
+            ) from error
+        raise ModelError(
+            f"cannot convert {gguf}: {_first_line(error)}; it may be damaged or of a kind that transformers "
+            "cannot read"
+        ) from error
+    progress(f"converting {gguf.name}", 1, 1)
+
+
+def flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Mark the control tokens among a tokenizer's added tokens as special."""
+    from transformers import AddedToken
+
+    present = sorted(_CONTROLS & {str(token) for token in tokenizer.added_tokens_decoder.values()})
+    if present:
+        tokenizer.backend_tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in present]
+        )
+
+
+def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
+    """Make a SmolLM tokenizer split numbers into digits, as in training.
+
+    A GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name and
+    pre-tokenizes as GPT-2 does.
+    """
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        rest = tokenizer.backend_tokenizer.pre_tokenizer
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+
+
+def drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Drop the names, such as ``[PAD151665]``, that llama.cpp gives to ids beyond the tokenizer's.
+
+    They are rows of the embedding matrix that no text uses; as tokens they could be written.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = whole["model"]["vocab"]
+    if not isinstance(vocabulary, dict) or all(name != f"[PAD{i}]" for name, i in vocabulary.items()):
+        return
+    whole["model"]["vocab"] = {name: i for name, i in vocabulary.items() if name != f"[PAD{i}]"}
+    tokenizer._tokenizer = Backend.from_str(json.dumps(whole))
 
 
 def _digest(*parts: object) -> str:
