@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark import config
@@ -125,6 +125,7 @@ class TestReplace:
         with pytest.raises(ConfigError, match="a whole number or one of all, got 'some'"):
             changed(top="some")
 
+    @settings(max_examples=40)
     @given(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
     )

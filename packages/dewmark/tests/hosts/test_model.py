@@ -70,11 +70,6 @@ def test_importing_hosts_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_libraries_are_silenced_before_anything_imported_them():
-    code = "from dewmark.models.hub import quiet_libraries\nwith quiet_libraries(): pass"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.models
 def test_the_real_default_host_writes_and_reads():
     host = load_host("smollm2-135m")

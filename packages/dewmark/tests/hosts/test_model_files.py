@@ -153,8 +153,7 @@ def test_info_of_a_converted_host_needs_neither_torch_nor_transformers(cache, tm
     code = (
         "import sys; from dewmark.hosts import host_info; info = host_info(sys.argv[1]);"
         "assert not {'torch', 'transformers'} & set(sys.modules);"
-        "assert info.tokenizer.identity == sys.argv[2] and info.vocab_size == 128;"
-        "assert info.embeddings().shape == (128, 32)"
+        "assert info.tokenizer.identity == sys.argv[2] and info.vocab_size == 128"
     )
     subprocess.run([sys.executable, "-c", code, str(gguf), expected.tokenizer.identity], check=True)
 

@@ -125,8 +125,8 @@ def test_a_callers_truncation_and_padding_leave_no_trace():
     assert len(before.encode(["the old bridge over the river"])[0].ids) == 6
 
 
-def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
-    tokenizer.save(tmp_path)
+def test_loading_a_saved_tokenizer_needs_no_transformers(bytewise, tmp_path):
+    bytewise.save(tmp_path)
     code = (
         "import sys, pathlib; from dewmark.hosts.transformers.tokenizer import HFTokenizer;"
         "HFTokenizer.load(pathlib.Path(sys.argv[1])).encode(['the sea']);"
@@ -168,10 +168,10 @@ def test_begin_of_text_is_added_if_the_model_needs_it(tokenizer):
 
 
 def test_a_long_text_is_not_truncated(tokenizer):
-    text = (TEXT * 10_000)[: 1 << 18]
+    text = (TEXT * 10_000)[: 1 << 16]
     tokenized = tokenizer.encode([text])[0]
     assert tokenized.offsets[-1][1] == len(text)
-    assert len(tokenized.ids) > 25_000
+    assert len(tokenized.ids) > 6_000
 
 
 def test_invalid_unicode_is_rejected(tokenizer):

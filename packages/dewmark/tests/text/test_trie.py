@@ -132,7 +132,7 @@ def letters() -> Trie:
 
 
 @given(st.lists(st.integers(0, len(_VOCABULARY) - 2), max_size=24))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_the_trie_ends_the_words_of_the_text(letters, tokens) -> None:
     text = "".join(_VOCABULARY[token] for token in tokens)
     expected = [ROW.get(word.form, 0) for word in words(text)]
@@ -161,7 +161,7 @@ def lending() -> Trie:
 
 
 @given(st.lists(st.sampled_from([i for i, piece in enumerate(_MORE[:-3]) if piece]), max_size=24))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_unlisted_words_have_the_rows_that_detection_reads(lending, tokens) -> None:
     """In spaced scripts and in Chinese, where `words` does not cut inside of a token."""
     text = "".join(_MORE[token] for token in tokens)
