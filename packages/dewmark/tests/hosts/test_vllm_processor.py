@@ -159,7 +159,7 @@ class Engine:
 @pytest.mark.parametrize(
     ("scheme", "settings"), [("dew-paper", GUMBEL), ("dew", ""), ("dew-paper", "m = 16")]
 )
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", [0])
 def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
     host, start, tmp_path, scheme, settings, number
 ) -> None:
