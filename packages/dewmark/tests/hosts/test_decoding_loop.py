@@ -108,16 +108,6 @@ def test_sampling_follows_the_models_distribution(host):
     assert stats.chisquare(*pooled).pvalue > 0.001
 
 
-def test_rows_stop_at_end_of_text(host, force):
-    ended = host.generate(
-        ["the old bridge", "the"],
-        scheme=force(host.info, 2),
-        seeds=[1, 2],
-        decoding=Decoding(max_new_tokens=50),
-    )
-    assert [(row.text, row.token_ids) for row in ended] == [("", ()), ("", ())]
-
-
 def test_any_end_of_text_id_ends_its_row_only():
     host = FakeHost(seed=3)
     plain = host.generate(

