@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.expectations import HostExpectations, WordStarts, open_reader, places_of
@@ -139,16 +138,6 @@ def test_disguises_do_not_change_what_is_read(host) -> None:
     assert np.allclose(found.probabilities, plain.probabilities, atol=1e-6)
 
 
-def test_text_without_words_has_no_places(host) -> None:
-    (found,) = reader_of(host).read(["... !"], [""])
-    assert len(found.starts) == 0
-    assert found.bounds.tolist() == [0]
-
-
 def test_an_unknown_reader_is_an_error_at_once() -> None:
     with pytest.raises((ModelError, ConfigError), match="no-such-model"):
         open_reader("no-such-model")
-
-
-def test_logits_are_not_kept(host) -> None:
-    assert not any(isinstance(value, torch.Tensor) for value in vars(reader_of(host)).values())

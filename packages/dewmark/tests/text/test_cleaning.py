@@ -78,12 +78,6 @@ def test_numbered_lines_that_were_broken_again() -> None:
     assert forms(numbered) == forms(text)
 
 
-def test_all_at_once() -> None:
-    text = "\n".join(f"{i} {line}" for i, line in enumerate(wrapped(PROSE.translate(LOOKALIKES)), 1))
-    text = text.replace(" ", "&nbsp;").replace("d", "d\u200b")
-    assert forms(f"<div>{text}</div>".replace("&nbsp;", " ", 4)) == forms(PROSE)
-
-
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_places_are_those_in_the_given_text(disguise: str) -> None:
     text = DISGUISES[disguise](PROSE)

@@ -190,10 +190,6 @@ def test_a_word_without_spaces_ends_where_no_unit_goes_on(lending) -> None:
     assert spelled("é", "é", "AA") == [row_of("ééaa")] != [0]
 
 
-def test_a_short_list_lends_no_rows(letters) -> None:
-    assert ended(letters, [_VOCABULARY.index("é"), _VOCABULARY.index("b")]) == [0]
-
-
 def texts(*names: str) -> list[str]:
     files = [file for name in names for file in sorted((DATA / name).iterdir(), key=lambda file: file.name)]
     return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
@@ -236,11 +232,6 @@ def test_a_trie_is_cached_and_a_damaged_one_is_built_again(tmp_path: Path) -> No
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     load("another")
     assert len(list((tmp_path / "tries").iterdir())) == 2
-
-
-def test_an_empty_lexicon_lists_no_word() -> None:
-    trie = build_trie([], PIECES, special=set())
-    assert spell(trie, PIECES, " the", " of") == [0, 0]
 
 
 @pytest.mark.models
