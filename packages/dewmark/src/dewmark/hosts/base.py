@@ -171,7 +171,7 @@ class Host(ABC):
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
             batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
-            written = self._write(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+            written = self._complete_batch(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
             rows = [[token for token in row if token not in special] for row, _ in written]
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
@@ -194,7 +194,7 @@ class Host(ABC):
                 on_batch(finished)
         return done
 
-    def _write(
+    def _complete_batch(
         self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> Sequence[tuple[list[int], DraftCount | None]]:
         """One batch, each text by the member of the key's ring that its seed chooses."""
@@ -230,7 +230,7 @@ class Host(ABC):
             scheme = by_text(scheme, seeds[:1])[0][0]
         if scheme is not None and (scheme.needs.drafts or decoding.drafts > 1):
             # what is reported is not taken back
-            written = self._write(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+            written = self._complete_batch(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
             rows = [row for row, _ in written]
             _replay(rows, on_step)
         else:
