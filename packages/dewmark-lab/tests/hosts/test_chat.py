@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 from tests.hosts.chat_server import KEY, Reply, echo, serving
 
-import dewmark
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.hosts import chat_format, load_host, wrap_model
 from dewmark.hosts.base import check_conversation
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.transformers.chat_format import chat_format_of
+from dewmark.hosts.transformers.description import chat_format_of
 from dewmark_desk.generation import transcript
 from dewmark_lab.chat.local import LocalChat
 from dewmark_lab.chat.settings import CachedChat, ChatSettings
@@ -127,21 +126,6 @@ class TestChatFormat:
         wrapped = wrap_model(host.model, tokenizer)
         assert wrapped.chat.decoding.temperature == 0.5
         assert wrapped.chat.render(said("the sea")[0]) == "user the sea the"
-
-    def test_the_tokenizer_of_a_host_applies_its_template(self, tmp_path: Path):
-        """As in transformers, and by default the text that `generate(messages=…)` continues."""
-        host, tokenizer, (asked,) = FakeHost(), _tokenizer(), said("the sea")
-        with pytest.raises(ConfigError, match="has no chat template"):
-            host.tokenizer.apply_chat_template(asked)
-        tokenizer.chat_template = TEMPLATE
-        tokenizer.save_pretrained(tmp_path)
-        host.model.save_pretrained(tmp_path)
-        loaded = load_host(str(tmp_path))
-        made = dewmark.Watermark(dewmark.Key.generate(), host=loaded, scheme="kgw").generate(messages=asked)
-        for each in (loaded, wrap_model(host.model, tokenizer)):
-            assert each.tokenizer.apply_chat_template(asked) == made.prompt == "user the sea the"
-            inputs = each.tokenizer.apply_chat_template(asked, return_dict=True, return_tensors="pt")
-            assert inputs["input_ids"].tolist() == each.prompt_ids([made.prompt])
 
     def test_a_template_that_rejects_a_conversation(self):
         tokenizer = _tokenizer()

@@ -23,13 +23,11 @@ from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Identification, Looks
 from dewmark.verdict import DEFAULT_FPR, decide
 from dewmark.workspace import (
-    NO_READER,
     Expectations,
     HostInfo,
     Progress,
     Workspace,
     no_host,
-    reader_folder,
     silent,
 )
 
@@ -119,10 +117,6 @@ def open_reader(
     """The reader that is meant, or None; ``host`` is what the name ``host`` stands for."""
     if reader is None:
         return None
-    if reader == "none":
-        return NO_READER
-    if (folder := reader_folder(reader)) is not None:
-        return folder
     from dewmark.hosts import expectations
 
     return expectations.open_reader(reader, host=host, progress=progress)

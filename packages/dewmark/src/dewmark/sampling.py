@@ -17,7 +17,6 @@ Boundary: functions of logits (batch, vocab) and of the rows' own random numbers
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -97,13 +96,6 @@ class RandomStreams:
         for source, steps in zip(self._sources, skip, strict=False):
             source.random_raw(steps, output=False)
         self._states = torch.zeros((len(seeds), 0), dtype=torch.int64, device=self.device)
-
-    def of(self, rows: Sequence[int]) -> RandomStreams:
-        """The streams of some rows alone; this object must not be used any more."""
-        chosen = copy.copy(self)
-        chosen._sources = [self._sources[row] for row in rows]
-        chosen._states = self._states[torch.tensor(rows, dtype=torch.long, device=self.device)]
-        return chosen
 
     def states(self, step: int) -> torch.Tensor:
         """The rows' states at one step, (batch, 1) int64, for `token_uniforms`."""

@@ -29,7 +29,6 @@ from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 __all__ = [
     "BlobCache",
     "ResumableRows",
-    "append_at",
     "append_jsonl",
     "atomic_write",
     "load_bundle",
@@ -128,6 +127,42 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+SMALL_FILE = 1 << 24  # bytes
+_MANIFEST = "manifest.json"
+verified: set[tuple[Path, int]] = set()  # (folder, its manifest's time) whose large files were hashed
+
+
+def write_manifest(folder: Path, listed: str, **fields: object) -> None:
+    """List all files of a folder with size and SHA-256 in its manifest, under ``listed``."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sums = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_file(file)}
+        for file in files
+    }
+    text = json.dumps({**fields, listed: sums}, indent=1) + "\n"
+    (folder / _MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path, listed: str, *, contents: bool = True) -> dict[str, Any]:
+    """The manifest of a folder whose files are as it says, else an empty one.
+
+    Sizes and small files are checked at every call, large files once per process, and only with ``contents``.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        known = (folder, (folder / _MANIFEST).stat().st_mtime_ns)
+        for name, expected in manifest[listed].items():
+            file, size = folder / name, expected["size"]
+            hashed = size < SMALL_FILE or (contents and known not in verified)
+            if file.stat().st_size != size or (hashed and sha256_file(file) != expected["sha256"]):
+                return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    if contents:
+        verified.add(known)
+    return manifest if manifest[listed] else {}
+
+
 @dataclass(frozen=True)
 class Bundle:
     """An opened bundle: its metadata and its arrays, memory-mapped read-only."""
@@ -217,18 +252,6 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool
         handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600 if private else 0o666)
         with os.fdopen(handle, "ab") as stream:
             stream.write(encode_jsonl(rows))
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-def append_at(path: Path, data: bytes, *, end: int) -> None:
-    """Cut a private file (mode 0600) to its first ``end`` bytes, append ``data`` and flush it to disk."""
-    with _storage_errors(path):
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        with os.fdopen(handle, "r+b") as stream:
-            stream.truncate(end)
-            stream.seek(end)
-            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
 

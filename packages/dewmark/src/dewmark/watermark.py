@@ -14,8 +14,7 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.detector import Detector, DetectsMarks
 from dewmark.errors import ConfigError
 from dewmark.hosts import chat_format, load_host
-from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation
-from dewmark.hosts.streaming import stream_text
+from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation, stream_text
 from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
 from dewmark.policy import Policy, policed

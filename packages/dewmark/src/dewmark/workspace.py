@@ -174,13 +174,10 @@ class Expectations(Protocol):
     the prompt) alone, so it never invalidates a test over keys.
     """
 
-    @property
-    def name(self) -> str:
-        """The model's name, as results give it."""
-
-    @property
-    def identity(self) -> str:
-        """Changes with the model and with the way it is read."""
+    name: str
+    """The model's name, as results give it."""
+    identity: str
+    """Changes with the model and with the way it is read."""
 
     def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
         """The words expected in each text, each after its prompt ("" if there is none)."""

@@ -23,7 +23,6 @@ KINDS = {
     "dew": Key(bytes(range(32))),
     "vllm-gumbel": Key.of_numbers([42]),
     "vllm-dual-key-gumbel": Key.of_numbers([43]),
-    "vllm-sbw": Key.of_numbers([44]),
     "sglang-gumbel": Key.of_numbers([45]),
     "transformers-kgw": Key.of_numbers([46]),
     "transformers-synthid": Key.of_numbers(range(100, 130)),
@@ -85,10 +84,10 @@ def test_one_level_holds_for_all_kinds_together(keyring):
 def test_what_cannot_be_tested_is_named(keyring, tmp_path):
     for name in ("vllm-gumbel", "dew"):
         KINDS[name].save(tmp_path / f"{name}.key")
-    KINDS["vllm-sbw"].save(tmp_path / "other.key")
+    KINDS["sglang-gumbel"].save(tmp_path / "other.key")
     (tmp_path / "keyring.toml").write_text(
         f'["vllm-gumbel"]\nscheme = "vllm-gumbel"\nhost = "tiny-keyring"\n'
-        f'[other]\nscheme = "vllm-sbw"\nhost = "{tmp_path}/no-such-model"\n',
+        f'[other]\nscheme = "sglang-gumbel"\nhost = "{tmp_path}/no-such-model"\n',
         encoding="utf-8",
     )
     (row,) = scored(tmp_path, written("vllm-gumbel", 1, seed=5), fpr=0.001)

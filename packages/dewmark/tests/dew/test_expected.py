@@ -117,7 +117,7 @@ def host() -> FakeHost:
 
 def test_p_values_are_uniform_over_keys(host, bag_encoder, tmp_path) -> None:
     """With a real model as reader, flattening and repeated words: one fixed text, many keys."""
-    reader = open_reader(FakeHost(300, seed=5), on_disk=False)
+    reader = open_reader(FakeHost(300, seed=5))
     keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(300)]
     texts = [(TEXT + " ") * 2 + "and the old bridge", " ".join(reversed(TEXT.split()))]
     workspace = Workspace(cache=tmp_path, expectations=reader)
@@ -142,7 +142,7 @@ def test_the_host_as_reader_sees_more_of_the_mark_in_low_entropy(host, bag_encod
         ]
         for each in (scheme, None)
     )
-    read = scheme.reading_with(open_reader(host, on_disk=False))
+    read = scheme.reading_with(open_reader(host))
     z, z_read = ([d.z for d in each.detect_batch(marked, prompts=prompts)] for each in (scheme, read))
     assert np.mean(np.subtract(z_read, z)) > 0.2
     assert sum(np.greater(z_read, z)) >= 10  # of 12, by chance with probability 0.02

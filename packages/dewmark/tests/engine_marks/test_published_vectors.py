@@ -16,7 +16,7 @@ from tests.engine_marks.toy_host import HOST, VOCAB
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.sglang_gumbel import MurmurHash
+from dewmark.engine_marks.gumbel import MurmurHash
 from dewmark.errors import KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
@@ -78,7 +78,7 @@ def test_sglang_session_writes_what_the_detector_finds(keys) -> None:
     contexts = ids[:, -4:].numpy()
     every = bound.hash.words(contexts, np.broadcast_to(np.arange(10, 60), (400, 50)))
     assert (every.argmax(axis=1) + 10 == chosen.numpy()).mean() > 0.99  # ties after rounding to float32
-    with pytest.raises(KeyFileError, match="one number or two, got 3"):
+    with pytest.raises(KeyFileError, match="at most 2 numbers, got 3"):
         engine("sglang-gumbel", 1, 2, 3)
 
 

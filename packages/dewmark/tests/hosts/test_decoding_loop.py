@@ -67,15 +67,8 @@ def test_cached_steps_equal_one_pass_over_the_whole_text(host):
     torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_same_seed_same_text_and_other_seed_other_text(host):
-    first, again = write(host), write(host)
-    other = write(host, seeds=[s + 100 for s in SEEDS])
-    assert first == again
-    assert all(a.text != b.text for a, b in zip(first, other, strict=True))
-
-
 def test_no_ngram_is_repeated(host):
-    rows = write(host, max_new_tokens=120, no_repeat_ngram=2, top_k=4, top_p=1.0)
+    rows = write(host, max_new_tokens=60, no_repeat_ngram=2, top_k=4, top_p=1.0)
     for prompt, row in zip(PROMPTS, rows, strict=True):
         ids = host.tokenizer.encode_prompts([prompt])[0] + list(row.token_ids)
         pairs = list(itertools.pairwise(ids))[len(ids) - row.tokens - 1 :]
@@ -106,16 +99,6 @@ def test_sampling_follows_the_models_distribution(host):
     ]
     assert common.sum() > 50
     assert stats.chisquare(*pooled).pvalue > 0.001
-
-
-def test_rows_stop_at_end_of_text(host, force):
-    ended = host.generate(
-        ["the old bridge", "the"],
-        scheme=force(host.info, 2),
-        seeds=[1, 2],
-        decoding=Decoding(max_new_tokens=50),
-    )
-    assert [(row.text, row.token_ids) for row in ended] == [("", ()), ("", ())]
 
 
 def test_any_end_of_text_id_ends_its_row_only():
@@ -174,9 +157,8 @@ def test_nan_logits_raise_one_clear_error():
 
 
 def test_special_tokens_are_omitted(host, force):
-    row = host.generate(["the"], scheme=force(host.info, 3), seeds=[1], decoding=Decoding(max_new_tokens=5))[
-        0
-    ]
+    decoding = Decoding(max_new_tokens=5)
+    (row,) = host.generate(["the"], scheme=force(host.info, 3), seeds=[1], decoding=decoding)
     assert (row.text, row.token_ids) == ("", ())
 
 
@@ -237,28 +219,6 @@ def test_ngram_blocking_of_prompts_shorter_than_n_and_ids_beyond_the_logits():
     scores = torch.zeros(2, 5)
     block_repeats(scores, [NGrams(2, [1]), NGrams(2, [8, 9, 8])])
     assert torch.isfinite(scores).all()  # row 0 has no bigram yet, row 1 forbids id 9, which has no logit
-
-
-def test_ended_texts_leave_the_batch_and_nothing_else_changes(monkeypatch):
-    host = FakeHost(seed=3)
-    prompts, seeds = [*PROMPTS * 4], list(range(16))
-    plain = {"max_new_tokens": 60, "no_repeat_ngram": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    written = write(host, prompts, seeds, batch_size=16, **plain)
-    common = np.bincount([token for row in written for token in row.token_ids]).argsort()[-3:]
-    host.model.generation_config.eos_token_id = [2, *common.tolist()]  # texts end here and there
-    sizes = []
-    forward = type(host.model).forward
-
-    def counted(*args, **inputs):
-        sizes.append(len(inputs["input_ids"]))
-        return forward(*args, **inputs)
-
-    monkeypatch.setattr(type(host.model), "forward", counted)
-    together = write(host, prompts, seeds, batch_size=16, **plain)
-    assert sizes[0] == 16 > sizes[-1]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len({row.tokens for row in together}) > 4
-    assert together == [write(host, [p], [s], **plain)[0] for p, s in zip(prompts, seeds, strict=True)]
 
 
 class TestDrafts:

@@ -44,12 +44,6 @@ def infos(llm):
     return {"llama.cpp": llamacpp_info(llm), "transformers": host_info(HOST)}
 
 
-def cut_alike(infos, text: str) -> bool:
-    """Whether both tokenizers agree on a text."""
-    ours, theirs = (info.tokenizer.encode([text])[0].ids for info in infos.values())
-    return ours == theirs
-
-
 def write(llm, mark: LlamaCppProcessor | None, prompt: str, **settings: object) -> str:
     from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 
@@ -68,26 +62,21 @@ def write(llm, mark: LlamaCppProcessor | None, prompt: str, **settings: object) 
 
 @pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, scheme, settings) -> None:
-    bound = {
-        name: dewmark.load_scheme(KEY, host=info, scheme=scheme, settings=settings)
-        for name, info in infos.items()
-    }
-    marking = bound["transformers" if settings else "llama.cpp"]  # either will do
-    mark = LlamaCppProcessor(marking, llm, seed=7)
+    words = not settings
+    options = {"scheme": scheme, "settings": settings}
+    bound = dewmark.load_scheme(KEY, host=infos["llama.cpp" if words else "transformers"], **options)
+    mark = LlamaCppProcessor(bound, llm, seed=7)
     marked = [write(llm, mark, prompt) for prompt in PROMPTS]
     plain = [write(llm, None, prompt) for prompt in PROMPTS]
-    found = {name: scheme.detect_batch(marked + plain) for name, scheme in bound.items()}
-    p = {name: [d.p_value for d in detections] for name, detections in found.items()}
-    # words are encoded in batches and rounded to float16: another batch may round one up and not down
-    alike = [not settings or cut_alike(infos, text) for text in marked + plain]
-    assert sum(alike) >= 3
-    pairs = [pair for pair, same in zip(zip(*p.values(), strict=True), alike, strict=True) if same]
-    assert [a for a, _ in pairs] == pytest.approx([b for _, b in pairs], rel=1e-9 if settings else 1e-4)
+    found = bound.detect_batch(marked + plain)
+    if words:
+        theirs = dewmark.load_scheme(KEY, host=infos["transformers"], **options).detect_batch(marked + plain)
+        assert [d.p_value for d in found] == pytest.approx([d.p_value for d in theirs], rel=1e-4)
     # at 120 tokens z is about 4 with the bias and above 6 with Gumbel, give or take 1
-    assert np.mean([d.z for d in found["llama.cpp"][:2]]) > 2.5
-    assert all(d.p_value < 0.05 for d in found["llama.cpp"][:2])
-    assert all(d.p_value > 1e-3 for d in found["llama.cpp"][2:])
-    wrong = dewmark.load_scheme(WRONG, host=infos["transformers"], settings=settings)
+    assert np.mean([d.z for d in found[:2]]) > 2.5
+    assert all(d.p_value < 0.05 for d in found[:2])
+    assert all(d.p_value > 1e-3 for d in found[2:])
+    wrong = dewmark.load_scheme(WRONG, host=infos["transformers"], **options)
     assert all(d.p_value > 1e-3 for d in wrong.detect_batch(marked))
 
 
@@ -103,11 +92,6 @@ def test_both_tokenizers_agree_on_ids_and_offsets(infos) -> None:
         assert ours.decode([a.ids]) == theirs.decode([b.ids]) == [text]
     assert ours.special_ids == theirs.special_ids
     assert ours.size == theirs.size
-
-
-def test_both_embedding_tables_are_the_same(infos) -> None:
-    tables = [info.embeddings() for info in infos.values()]
-    assert (tables[0] == tables[1]).all()
 
 
 def test_sampler_settings_of_llama_cpp_cannot_change_a_chosen_token(llm, infos) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from dewmark import storage
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, UnknownNameError
 from dewmark.hosts import host_info, load_host
@@ -34,9 +35,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def text_of(host):
-    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=Decoding(max_new_tokens=20))[
-        0
-    ].text
+    decoding = Decoding(max_new_tokens=20)
+    return host.generate(["the old bridge"], scheme=None, seeds=[3], decoding=decoding)[0].text
 
 
 def test_the_identity_of_a_folder_follows_its_files(folder):
@@ -91,11 +91,11 @@ def test_a_gguf_file_is_converted_once_and_a_damaged_copy_again(cache, tmp_path,
 def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, calls))
-    monkeypatch.setattr(sources, "SMALL_FILE", 0)
+    monkeypatch.setattr(storage, "SMALL_FILE", 0)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"weights")
     expected = host_info(str(gguf)).embeddings()
-    sources.verified.clear()  # as a new process would start
+    storage.verified.clear()  # as a new process would start
     (copied,) = (cache / "hosts").iterdir()
     weights = copied / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -105,25 +105,6 @@ def test_corrupt_large_weights_are_noticed_when_they_are_read(cache, tmp_path, m
     assert len(calls) == 1
     assert np.array_equal(info.embeddings(), expected)
     assert len(calls) == 2
-
-
-def test_weights_that_were_checked_ahead_are_not_hashed_again(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "convert_gguf", converter(tmp_path, []))
-    monkeypatch.setattr(sources, "SMALL_FILE", 0)
-    gguf = tmp_path / "model.gguf"
-    gguf.write_bytes(b"weights")
-    sources.check_weights(str(gguf))  # nothing is converted yet, and this does not do it
-    assert not (cache / "hosts").exists()
-    host_info(str(gguf))
-    sources.verified.clear()  # as a new process would start
-    hashed = []
-    whole = sources.sha256_file
-    monkeypatch.setattr(sources, "sha256_file", lambda file: hashed.append(file.name) or whole(file))
-    sources.check_weights(str(gguf))
-    assert "model.safetensors" in hashed
-    hashed.clear()
-    load_host(str(gguf))
-    assert hashed == []
 
 
 def test_a_failed_conversion_leaves_nothing_behind(cache, tmp_path):
@@ -172,8 +153,7 @@ def test_info_of_a_converted_host_needs_neither_torch_nor_transformers(cache, tm
     code = (
         "import sys; from dewmark.hosts import host_info; info = host_info(sys.argv[1]);"
         "assert not {'torch', 'transformers'} & set(sys.modules);"
-        "assert info.tokenizer.identity == sys.argv[2] and info.vocab_size == 128;"
-        "assert info.embeddings().shape == (128, 32)"
+        "assert info.tokenizer.identity == sys.argv[2] and info.vocab_size == 128"
     )
     subprocess.run([sys.executable, "-c", code, str(gguf), expected.tokenizer.identity], check=True)
 
@@ -206,11 +186,10 @@ def test_folders_and_files_without_a_model(tmp_path, folder):
 
 def test_a_damaged_weight_file_gives_a_one_line_error(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 64)
-    with pytest.raises(ModelError, match="damaged"):
-        host_info(str(folder)).embeddings()
-    with pytest.raises(ModelError, match="cannot load the host") as error:
-        load_host(str(folder))
-    assert "\n" not in str(error.value)
+    for use in (load_host, lambda name: host_info(name).embeddings()):
+        with pytest.raises(ModelError, match="cannot load the host") as error:
+            use(str(folder))
+        assert "\n" not in str(error.value)
 
 
 def test_an_unreachable_hub_gives_a_one_line_error_with_remedies(monkeypatch, tmp_path):

@@ -105,10 +105,6 @@ def test_a_converted_host_writes_the_same_texts_with_and_without_transformers(gg
     assert (host.eos_ids, host.device, texts_of(host)) == (ends, device, texts)
 
 
-def test_other_precisions_are_left_to_transformers(gguf):
-    assert not isinstance(load_host(gguf, device="cpu", dtype="bfloat16").writer, PlainLlama)
-
-
 def test_writing_with_a_converted_host_imports_no_transformers(gguf):
     expected = texts_of(load_host(gguf, device="cpu"))
     code = f"""

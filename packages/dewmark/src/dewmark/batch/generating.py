@@ -19,8 +19,7 @@ from dewmark import hosts
 from dewmark.batch.inputs import Prompt, read_prompts
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import ConfigError
-from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash
-from dewmark.hosts.streaming import stream_text
+from dewmark.hosts.base import ChatFormat, Host, check_decoding, generation_hash, stream_text
 from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST
 from dewmark.scheme import BoundScheme

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ArtifactError, KeyFileError
-from dewmark.sampling import check_logits
+from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
 from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
@@ -49,20 +49,10 @@ class EngineScheme(Scheme):
     """The configuration of such a scheme. ``key_bits`` bounds each number of the engine's key."""
 
     key_bits: ClassVar[int] = 64
-
-    @property
-    def key_length(self) -> int:
-        """How many numbers are derived from a key that is not the engine's own."""
-        return 1
-
-    @abstractmethod
-    def bind_numbers(self, numbers: tuple[int, ...], host: HostInfo, fingerprint: str) -> EngineBound:
-        """Bind the scheme to the numbers of an engine's key and a host's vocabulary."""
-
-    def check_numbers(self, numbers: tuple[int, ...]) -> None:
-        """Raise `KeyFileError` if the numbers cannot be this engine's key."""
-        if len(numbers) != 1:
-            raise KeyFileError(f"the key of {self.name} is one number, got {len(numbers)} numbers")
+    key_length: ClassVar[int] = 1
+    """How many numbers are derived from a key that is not the engine's own."""
+    most_numbers: ClassVar[int] = 1
+    bound: ClassVar[type[EngineBound]]
 
     def numbers_of(self, key: Key) -> tuple[int, ...]:
         """The engine's key: the key's own numbers, or numbers derived from it."""
@@ -72,38 +62,55 @@ class EngineScheme(Scheme):
             return tuple(words.tolist())
         if max(key.numbers) >> self.key_bits:
             raise KeyFileError(f"the key of {self.name} must fit in {self.key_bits} bits")
-        self.check_numbers(key.numbers)
+        if (given := len(key.numbers)) > self.most_numbers:
+            allowed = "one number" if self.most_numbers == 1 else f"at most {self.most_numbers} numbers"
+            raise KeyFileError(f"the key of {self.name} is {allowed}, got {given} numbers")
         return key.numbers
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> EngineBound:
         """Bind the scheme to a key and a host's vocabulary."""
-        return self.bind_numbers(self.numbers_of(key), host, key.fingerprint)
+        return self.bound(self, host, key.fingerprint, self.numbers_of(key))
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> EngineBound:
         """Rebuild the bound scheme from a stored detector."""
         numbers = tuple(np.asarray(state.arrays["numbers"], dtype=np.uint64).tolist())
         if not numbers:
             raise ArtifactError("the stored detector has no key; export it again")
-        return self.bind_numbers(numbers, host, fingerprint)
+        return self.bound(self, host, fingerprint, numbers)
 
 
 class EngineBound(BoundScheme):
-    """Such a scheme, bound.
+    """Such a scheme, bound to the numbers of an engine's key.
 
     Subclasses set ``width``, the number of ids before a token that the engine hashes, and ``variance``, of
-    one pair's score over keys; they implement `cut`, `pair_scores` and `statistic`.
+    one pair's score over keys, in `prepare`. ``filler`` is the id before the first one.
     """
 
+    reads_prompt: ClassVar[bool] = False
+    """Whether the engine hashes the prompt too."""
+    filler: ClassVar[int] = 0
     width: int
     variance: float = 1.0
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str, numbers: tuple[int, ...]) -> None:
         super().__init__(scheme, host, fingerprint)
         self.numbers = numbers
+        self.prepare()
 
     @abstractmethod
-    def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
-        """Each token's context as the engine sees it (L, width), and the scored positions (M,) in order."""
+    def prepare(self) -> None:
+        """Derive from numbers and settings what marking and testing need."""
+
+    @abstractmethod
+    def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
+        """A session whose contexts ``windows`` cuts, with a seed for each row."""
+
+    @abstractmethod
+    def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
+        """The positions (M,) that are scored, in order, of tokens (L,) in contexts (L, width).
+
+        ``before`` is the number of ids that are known before the first token.
+        """
 
     @abstractmethod
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -113,29 +120,37 @@ class EngineBound(BoundScheme):
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """Apply the chosen test to one text's evidence."""
 
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Start marking prompts (batch, length)."""
+        start: int | torch.Tensor = prompt_ids.shape[1]
+        if self.reads_prompt:
+            start = left_padding(prompt_ids, attention_mask, pad_id=self.host.tokenizer.pad_id)
+        windows = IdWindows(
+            vocab_size=self.host.vocab_size, width=self.width, filler=self.filler, start=start
+        )
+        return self.open_session(windows, fresh_seeds(len(prompt_ids), seeds))
+
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the test's result."""
-        for evidence in self.evidence_for(test, texts, prompts):
+        for evidence in self.evidence(texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
-
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
-        """The evidence that a test works on: by default the same for all tests."""
-        return self.evidence(texts, prompts)
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The scores of the texts' scored tokens."""
-        return [
-            self.evidence_of(text, *self.cut(text, prompt))
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
+        return [self._evidence(*each) for each in zip(texts, prompts, strict=True)]
 
-    def evidence_of(self, text: Tokenized, contexts: I64, scored: I64) -> Evidence:
-        """The evidence of one text, from what `cut` returned."""
-        tokens = np.array(text.ids, dtype=np.int64)
+    def _evidence(self, text: Tokenized, prompt: Tokenized) -> Evidence:
+        before, tokens = prompt.ids if self.reads_prompt else (), np.array(text.ids, dtype=np.int64)
+        contexts = id_windows(before, text.ids, width=self.width, filler=self.filler)
+        scored = self.scored(contexts, tokens, len(before))
         positions = np.full(len(tokens), -1, dtype=np.int64)
         positions[scored] = np.arange(len(scored))
         scores = self.pair_scores(contexts[scored], tokens[scored])
@@ -167,7 +182,7 @@ class IdWindows:
     padding of each row (batch, 1) in those that hash the prompt too.
     """
 
-    def __init__(self, *, vocab_size: int, width: int, filler: int, start: int | torch.Tensor = 0) -> None:
+    def __init__(self, *, vocab_size: int, width: int, filler: int, start: int | torch.Tensor) -> None:
         self._vocab_size, self._width, self._filler, self._start = vocab_size, width, filler, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -222,8 +237,3 @@ def philox(counter: Words, key: tuple[NDArray[np.uint64], NDArray[np.uint64]]) -
         left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
         a, b, c, d = (right >> _HALF) ^ b ^ k0, right & _MASK, (left >> _HALF) ^ d ^ k1, left & _MASK
     return a, b, c, d
-
-
-def select(words: Words, which: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Word 0, 1, 2 or 3 of each output, as ``which`` says."""
-    return np.choose(which.astype(np.intp), np.broadcast_arrays(*words))

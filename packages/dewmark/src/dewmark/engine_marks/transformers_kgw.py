@@ -29,68 +29,30 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, id_windows
+from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Tokenized
 
 _TABLE = 1_000_003
 _CANDIDATES = 40  # that selfhash looks at
 _CACHED = 4096
 
 
-@dataclass(frozen=True)
-class TransformersKGW(EngineScheme):
-    """The mark of ``WatermarkingConfig``."""
-
-    name: ClassVar[str] = "transformers-kgw"
-    summary: ClassVar[str] = "transformers' own green-list mark (WatermarkingConfig)"
-    needs: ClassVar[Needs] = Needs(final_distribution=True)
-    key_bits: ClassVar[int] = 31  # products with ids must not leave 64 bits
-
-    greenlist_ratio: float = 0.25
-    """Share γ of the vocabulary that is green."""
-    bias: float = 2.0
-    """Bias added to green logits."""
-    seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
-    """What the green list depends on besides the key."""
-    context_width: int = 1
-    """Number of ids in the window."""
-    table_seed: int | None = None
-    """Seed of the table of selfhash; by default the key, as in transformers."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device on which the text was written: torch's permutations differ between devices."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.greenlist_ratio < 1.0, "greenlist_ratio", "lie in (0, 1)", self.greenlist_ratio),
-            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
-        )
-
-    def bind_numbers(
-        self, numbers: tuple[int, ...], host: HostInfo, fingerprint: str
-    ) -> BoundTransformersKGW:
-        """Bind the scheme to ``hashing_key``."""
-        return BoundTransformersKGW(self, host, fingerprint, numbers)
-
-
 class BoundTransformersKGW(EngineBound):
     """The mark under one key. A token scores 1 − γ if it is green and −γ if not."""
 
-    tests = ("binomial", "z")
+    tests = ("binomial",)
+    reads_prompt = True
     scheme: TransformersKGW
 
-    def __init__(
-        self, scheme: TransformersKGW, host: HostInfo, fingerprint: str, numbers: tuple[int, ...]
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, numbers)
-        self.width = scheme.context_width
-        self.green_ids = int(host.vocab_size * scheme.greenlist_ratio)
-        self.share = self.green_ids / host.vocab_size
+    def prepare(self) -> None:
+        """The share of green ids, and a cache of green lists."""
+        self.width = self.scheme.context_width
+        self.green_ids = int(self.host.vocab_size * self.scheme.greenlist_ratio)
+        self.share = self.green_ids / self.host.vocab_size
         self.variance = self.share * (1.0 - self.share)
         self.green = functools.lru_cache(_CACHED)(self._green)
 
@@ -119,28 +81,19 @@ class BoundTransformersKGW(EngineBound):
         least: I64 = (key * ranks * ranks[:, -1:]).min(axis=1)
         return least
 
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Start marking prompts (batch, length)."""
-        windows = IdWindows(vocab_size=self.host.vocab_size, width=self.width, filler=0)
+    def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
+        """Add the bias to the green lists."""
         return _ListSession(windows, self)
 
-    def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
-        """The ids before each token, and where a pair of seed and token occurs for the first time."""
-        contexts = id_windows(prompt.ids, text.ids, width=self.width, filler=0)
+    def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
+        """Where a pair of seed and token occurs for the first time."""
         self_hashed = self.scheme.seeding_scheme == "selfhash"
-        unknown = max(self.width - self_hashed - len(prompt.ids), 0)
-        if not prompt.ids and text.ids[:1] and text.ids[0] in self.host.tokenizer.special_ids:
+        unknown = max(self.width - self_hashed - before, 0)
+        if not before and len(tokens) and int(tokens[0]) in self.host.tokenizer.special_ids:
             unknown += 1  # transformers' detector drops a leading BOS
-        tokens = np.array(text.ids, dtype=np.int64)
         pairs = np.column_stack((self.seeds(contexts, tokens), tokens))[unknown:]
         first = first_rows(pairs) + unknown
-        return contexts, first[tokens[first] < self.host.vocab_size]
+        return first[tokens[first] < self.host.vocab_size]
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """1 − γ if green, −γ if not, (N,)."""
@@ -149,8 +102,39 @@ class BoundTransformersKGW(EngineBound):
         return np.array(green, dtype=np.float64) - self.share
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``binomial``: the exact distribution of the number of green tokens; ``z``: normal."""
-        return z_test(evidence) if test == "z" else binomial_test(evidence, share=self.share)
+        """The exact distribution of the number of green tokens."""
+        return binomial_test(evidence, share=self.share)
+
+
+@dataclass(frozen=True)
+class TransformersKGW(EngineScheme):
+    """The mark of ``WatermarkingConfig``."""
+
+    name: ClassVar[str] = "transformers-kgw"
+    summary: ClassVar[str] = "transformers' own green-list mark (WatermarkingConfig)"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    key_bits: ClassVar[int] = 31  # products with ids must not leave 64 bits
+    bound = BoundTransformersKGW
+
+    greenlist_ratio: float = 0.25
+    """Share γ of the vocabulary that is green."""
+    bias: float = 2.0
+    """Bias added to green logits."""
+    seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
+    """What the green list depends on besides the key."""
+    context_width: int = 1
+    """Number of ids in the window."""
+    table_seed: int | None = None
+    """Seed of the table of selfhash; by default the key, as in transformers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device on which the text was written: torch's permutations differ between devices."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (0.0 < self.greenlist_ratio < 1.0, "greenlist_ratio", "lie in (0, 1)", self.greenlist_ratio),
+            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
+        )
 
 
 class _ListSession(Session):

@@ -44,83 +44,18 @@ from dewmark.engine_marks.engine_scheme import (
     IdWindows,
     RepeatedContexts,
     first_rows,
-    id_windows,
     support,
 )
-from dewmark.errors import KeyFileError
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
+from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Tokenized
 
 __all__ = ["tournament"]
 
 _MULTIPLIER = np.uint64(6364136223846793005)
-_MAX_LAYERS = 32
-_DEPTH = 30  # of keys that are derived
 _LAYERS_AT_ONCE = 10
-
-
-@dataclass(frozen=True)
-class TransformersSynthID(EngineScheme):
-    """The mark of ``SynthIDTextWatermarkingConfig``."""
-
-    name: ClassVar[str] = "transformers-synthid"
-    summary: ClassVar[str] = "transformers' own SynthID mark (SynthIDTextWatermarkingConfig)"
-    needs: ClassVar[Needs] = Needs(final_distribution=True)
-    key_bits: ClassVar[int] = 63
-
-    ngram_len: int = 5
-    """Number of ids in an n-gram: the token and the ids before it."""
-    sampling_table_size: int = 65536
-    """Number of bits in the table."""
-    sampling_table_seed: int = 0
-    """Seed of the table."""
-    context_history_size: int = 1024
-    """Number of steps for which a context counts as seen."""
-    bits: Literal["table", "hash"] = "table"
-    """Where bits come from: transformers' table, or the hash of synthid-text's repository since 2025."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device on which the text was written: torch draws another table on a GPU."""
-
-    @property
-    def key_length(self) -> int:
-        """The number of layers of a derived key."""
-        return _DEPTH
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.ngram_len >= 2, "ngram_len", "be at least 2", self.ngram_len),
-            (self.sampling_table_size >= 2, "sampling_table_size", "be at least 2", self.sampling_table_size),
-            (
-                self.sampling_table_seed >= 0,
-                "sampling_table_seed",
-                "not be negative",
-                self.sampling_table_seed,
-            ),
-            (
-                self.context_history_size >= 1,
-                "context_history_size",
-                "be at least 1",
-                self.context_history_size,
-            ),
-        )
-
-    def check_numbers(self, numbers: tuple[int, ...]) -> None:
-        """A key has one number per layer."""
-        if len(numbers) > _MAX_LAYERS:
-            raise KeyFileError(
-                f"the key of {self.name} has one number per layer, at most {_MAX_LAYERS}, got {len(numbers)}"
-            )
-
-    def bind_numbers(
-        self, numbers: tuple[int, ...], host: HostInfo, fingerprint: str
-    ) -> BoundTransformersSynthID:
-        """Bind the scheme to ``keys``."""
-        return BoundTransformersSynthID(self, host, fingerprint, numbers)
 
 
 @functools.cache
@@ -133,16 +68,15 @@ def _bit_table(size: int, seed: int, device: str) -> NDArray[np.uint8]:
 class BoundTransformersSynthID(EngineBound):
     """The mark under one key. A token scores the mean of its bits over layers, less their share."""
 
-    tests = ("mean", "weighted")
+    tests = ("mean",)
     scheme: TransformersSynthID
 
-    def __init__(
-        self, scheme: TransformersSynthID, host: HostInfo, fingerprint: str, numbers: tuple[int, ...]
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, numbers)
+    def prepare(self) -> None:
+        """The bit table, or the start of the hash."""
+        scheme = self.scheme
         self.width = scheme.ngram_len - 1
-        self.depth = len(numbers)
-        self._keys = np.array(numbers, dtype=np.uint64)
+        self.depth = len(self.numbers)
+        self._keys = np.array(self.numbers, dtype=np.uint64)
         self._start = np.uint64(1)
         self._table: NDArray[np.uint8] | None = None
         if scheme.bits == "table":
@@ -167,57 +101,59 @@ class BoundTransformersSynthID(EngineBound):
             found = _step(found.view(np.uint64), np.uint64(1)).view(np.int64) >> 5
         return ((found >> 30) & 1).astype(np.uint8)
 
-    def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-    ) -> Session:
-        """Start marking prompts (batch, length)."""
-        windows = IdWindows(
-            vocab_size=self.host.vocab_size, width=self.width, filler=0, start=prompt_ids.shape[1]
-        )
-        return _TournamentSession(windows, self, rows=len(prompt_ids))
+    def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
+        """Play the tournament where contexts are new."""
+        return _TournamentSession(windows, self, rows=len(seeds))
 
-    def cut(self, text: Tokenized, prompt: Tokenized) -> tuple[I64, I64]:
-        """The ids before each token (L, h), and where a whole context occurs for the first time."""
-        contexts = id_windows((), text.ids, width=self.width, filler=0)
-        return contexts, first_rows(contexts[self.width :]) + self.width
+    def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
+        """Where a whole context occurs for the first time."""
+        return first_rows(contexts[self.width :]) + self.width
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """The mean over layers of the bits less their share, (N,)."""
         mean: F64 = self.bits(contexts, tokens[:, None])[:, 0].mean(axis=1)
         return mean - self.share
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
-        """The tokens, scored with the test's own weights of the layers."""
-        found = self.evidence(texts, prompts)
-        if test != "weighted":
-            return found
-        weights = np.linspace(10.0, 1.0, self.depth)
-        weights /= weights.sum()
-        variance = self.share * (1.0 - self.share) * float(weights @ weights)
-        return [
-            Evidence.independent(
-                self._weighted(text, prompt, weights), each.weights, each.positions, variance=variance
-            )
-            for text, prompt, each in zip(texts, prompts, found, strict=True)
-        ]
-
-    def _weighted(self, text: Tokenized, prompt: Tokenized, weights: F64) -> F64:
-        contexts, scored = self.cut(text, prompt)
-        tokens = np.array(text.ids, dtype=np.int64)[scored]
-        scores: F64 = (self.bits(contexts[scored], tokens[:, None])[:, 0] - self.share) @ weights
-        return scores
-
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
-        if test == "weighted":
-            return z_test(evidence)
+        """The exact distribution of the number of ones."""
         return binomial_test(evidence, share=self.share, trials=self.depth)
+
+
+@dataclass(frozen=True)
+class TransformersSynthID(EngineScheme):
+    """The mark of ``SynthIDTextWatermarkingConfig``."""
+
+    name: ClassVar[str] = "transformers-synthid"
+    summary: ClassVar[str] = "transformers' own SynthID mark (SynthIDTextWatermarkingConfig)"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    key_bits: ClassVar[int] = 63
+    key_length: ClassVar[int] = 30
+    most_numbers: ClassVar[int] = 32  # one per layer
+    bound = BoundTransformersSynthID
+
+    ngram_len: int = 5
+    """Number of ids in an n-gram: the token and the ids before it."""
+    sampling_table_size: int = 65536
+    """Number of bits in the table."""
+    sampling_table_seed: int = 0
+    """Seed of the table."""
+    context_history_size: int = 1024
+    """Number of steps for which a context counts as seen."""
+    bits: Literal["table", "hash"] = "table"
+    """Where bits come from: transformers' table, or the hash of synthid-text's repository since 2025."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device on which the text was written: torch draws another table on a GPU."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        least = {
+            "ngram_len": 2,
+            "sampling_table_size": 2,
+            "sampling_table_seed": 0,
+            "context_history_size": 1,
+        }
+        given = {name: getattr(self, name) for name in least}
+        check_rules(*((given[name] >= n, name, f"be at least {n}", given[name]) for name, n in least.items()))
 
 
 class _TournamentSession(Session):

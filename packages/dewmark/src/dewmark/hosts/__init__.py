@@ -7,7 +7,6 @@ loads neither torch nor transformers; loading a host does.
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dewmark.extras import require
@@ -29,11 +28,7 @@ def load_host(
         host: Host = HOSTS[name](name, device=device, dtype=dtype, progress=progress)
         return host
     check_libraries()
-    from dewmark.hosts.transformers.model_files import check_weights
-
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        beside.submit(check_weights, name)
-        from dewmark.hosts.transformers import model  # imports torch
+    from dewmark.hosts.transformers import model
 
     return model.load_host(name, device=device, dtype=dtype, progress=progress)
 
@@ -56,9 +51,9 @@ def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     if _is_published(name):
         return load_host(name, progress=progress).chat
     check_libraries()
-    from dewmark.hosts.transformers import chat_format as formats
+    from dewmark.hosts.transformers import description
 
-    return formats.chat_format(name, progress=progress)
+    return description.chat_format(name, progress=progress)
 
 
 def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported

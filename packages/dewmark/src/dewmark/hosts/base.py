@@ -8,10 +8,12 @@ Boundary: no engine is imported here.
 
 from __future__ import annotations
 
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark import config as cfg
 from dewmark.capabilities import ChoosesDrafts, Drafts, capability, record
@@ -35,7 +37,10 @@ __all__ = [
     "check_decoding",
     "generation_hash",
     "no_template",
+    "stream_text",
 ]
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 OnBatch = Callable[[list[Generation]], None]
 OnStep = Callable[[list[int | None]], bool]
@@ -48,14 +53,10 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How a host is talked to: ``render`` makes a conversation its prompt, ``decoding`` is the host's own.
-
-    ``template`` is ``apply_chat_template`` of transformers' tokenizer, where the host has one.
-    """
+    """How a host is talked to: ``render`` makes a conversation its prompt, ``decoding`` is the host's own."""
 
     render: Callable[[Conversation], str]
     decoding: Decoding
-    template: Callable[..., Any] | None = None
 
 
 class Host(ABC):
@@ -66,6 +67,11 @@ class Host(ABC):
     def info(self) -> HostInfo:
         """The host's description for schemes."""
 
+    context: int | None = None
+    """How many tokens the model can read at once; None if it names no limit."""
+    writes_drafts = False
+    """Whether it can write a stretch of text several times (`Decoding.drafts`)."""
+
     @property
     def name(self) -> str:
         """The name it was loaded by."""
@@ -75,16 +81,6 @@ class Host(ABC):
     def chat(self) -> ChatFormat:
         """The chat format; raises `ConfigError` for hosts that only continue text."""
         raise no_template(self.name)
-
-    @property
-    def context(self) -> int | None:
-        """How many tokens the model can read at once; None if it names no limit."""
-        return None
-
-    @property
-    def writes_drafts(self) -> bool:
-        """Whether it can write a stretch of text several times (`Decoding.drafts`)."""
-        return False
 
     @property
     def device(self) -> torch.device:
@@ -175,18 +171,8 @@ class Host(ABC):
         done: list[Generation] = []
         for start in range(0, len(prompts), batch_size):
             batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
-            counts: list[DraftCount | None] = [None] * len(batch)
-            if scheme is not None and scheme.needs.drafts:
-                drafted = self.complete_drafts(
-                    batch,
-                    drafts=capability(scheme, ChoosesDrafts).drafts(batch),
-                    seeds=batch_seeds,
-                    decoding=decoding,
-                )
-                rows, counts = [row for row, _ in drafted], [count for _, count in drafted]
-            else:
-                rows = self.complete(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
-            rows = [[token for token in row if token not in special] for row in rows]
+            written = self._complete_batch(batch, scheme=scheme, seeds=batch_seeds, decoding=decoding)
+            rows = [[token for token in row if token not in special] for row, _ in written]
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
             finished = [
@@ -199,14 +185,24 @@ class Host(ABC):
                     config_hash=config_hash,
                     drafts=count,
                 )
-                for prompt, text, row, seed, count in zip(
-                    batch, texts, rows, batch_seeds, counts, strict=True
+                for prompt, text, row, seed, (_, count) in zip(
+                    batch, texts, rows, batch_seeds, written, strict=True
                 )
             ]
             done.extend(finished)
             if on_batch is not None:
                 on_batch(finished)
         return done
+
+    def _complete_batch(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> Sequence[tuple[list[int], DraftCount | None]]:
+        """The ids of one batch of texts, and how many drafts each took."""
+        if scheme is not None and scheme.needs.drafts:
+            drafts = capability(scheme, ChoosesDrafts).drafts(prompts)
+            return self.complete_drafts(prompts, drafts=drafts, seeds=seeds, decoding=decoding)
+        rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+        return [(row, None) for row in rows]
 
     def stream(
         self,
@@ -223,17 +219,10 @@ class Host(ABC):
         False.
         """
         self._check_request(prompts, scheme, seeds, decoding)
-        if scheme is not None and scheme.needs.drafts:
-            drafted = self.complete_drafts(
-                prompts,
-                drafts=capability(scheme, ChoosesDrafts).drafts(prompts),
-                seeds=seeds,
-                decoding=decoding,
-            )
-            rows = [row for row, _ in drafted]
-            _replay(rows, on_step)
-        elif scheme is not None and decoding.drafts > 1:  # what is reported is not taken back
-            rows = self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+        if scheme is not None and (scheme.needs.drafts or decoding.drafts > 1):
+            # what is reported is not taken back
+            written = self._complete_batch(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+            rows = [row for row, _ in written]
             _replay(rows, on_step)
         else:
             rows = self.complete_steps(
@@ -259,6 +248,51 @@ class Host(ABC):
                     f"another vocabulary ({ours.vocab_size} ids): load the scheme for this host"
                 )
         self.check_prompts(prompts, decoding.max_new_tokens)
+
+
+def stream_text(
+    host: Host, prompt: str, *, scheme: BoundScheme | None, seed: int, decoding: Decoding
+) -> Iterator[str]:
+    """The pieces of the text that `Host.generate` would return; closing the iterator stops the host.
+
+    No piece ends inside a character.
+    """
+    pieces: queue.Queue[str | BaseException | None] = queue.Queue()
+    stopped = threading.Event()
+    decode, special = host.info.tokenizer.decode, host.info.tokenizer.special_ids
+    ids: list[int] = []
+    sent = 0
+
+    def take(step: list[int | None]) -> bool:
+        nonlocal sent
+        (token,) = step
+        if token is not None and token not in special:
+            ids.append(token)
+            text = decode([ids])[0]
+            settled = len(text.rstrip(_UNFINISHED))
+            if settled > sent:
+                pieces.put(text[sent:settled])
+                sent = settled
+        return token is not None and not stopped.is_set()
+
+    def run() -> None:
+        try:
+            host.stream([prompt], scheme=scheme, seeds=[seed], decoding=decoding, on_step=take)
+            pieces.put(decode([ids])[0][sent:] or None)
+            pieces.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where the text is read
+            pieces.put(error)
+
+    thread = threading.Thread(target=run, name="streaming", daemon=True)
+    thread.start()
+    try:
+        while (piece := pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def no_template(name: str) -> ConfigError:

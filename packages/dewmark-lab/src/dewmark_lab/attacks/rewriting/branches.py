@@ -25,7 +25,6 @@ from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forward_parameters
 from dewmark.hosts.transformers.likelihood import (
     LOGITS_AT_ONCE,
-    SUMMED_AT_ONCE,
     Rows,
     batches,
     device_type,
@@ -35,6 +34,7 @@ from dewmark.hosts.transformers.likelihood import (
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 
+_SUMMED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits that become log-probabilities at once
 _PAIRS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 25}  # of tokens, which the mask of packed rows has
 # A row contains its trunk and branches up to this many tokens, or as many again as the trunk has: attention
 # costs the square of it, and every further row reads the trunk once more. Sizes near it cost the same.
@@ -163,9 +163,8 @@ def score_branches(
     found = score_completions(model, prompts, completions, fill_id=fill_id, vocab_size=vocab_size)
     for i, total in zip(alone, found, strict=True):
         sums[i] = total
-    for i, total in enumerate(sums):
-        if math.isnan(total):
-            raise not_a_number(model, branches[i].trunk)
+    if any(map(math.isnan, sums)):
+        raise not_a_number(model)
     return sums
 
 
@@ -285,7 +284,7 @@ def _mask(
 
 def _log_probabilities(logits: torch.Tensor, places: Sequence[int], targets: Sequence[int]) -> list[float]:
     """Log p of each target at its place, from logits (places, vocab)."""
-    step = max(SUMMED_AT_ONCE[device_type(logits.device)] // logits.shape[1], 1)
+    step = max(_SUMMED_AT_ONCE[device_type(logits.device)] // logits.shape[1], 1)
     where = np.array([places, targets], dtype=np.int64)
     order = np.argsort(where[0], kind="stable")
     bounds = np.searchsorted(where[0][order], range(0, logits.shape[0] + step, step))

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.storage import append_at, atomic_write
+from dewmark.storage import atomic_write
 
 Places = I64
 Records = NDArray[Any]
@@ -249,5 +249,10 @@ class DiskPool(Pool):
             os.close(handle)
 
     def _append(self, rows: Records) -> None:
-        # this also removes what a killed writer left behind
-        append_at(self._entries, rows.tobytes(), end=len(self.records) * self.dtype.itemsize)
+        handle = os.open(self._entries, os.O_CREAT | os.O_RDWR, 0o600)
+        with os.fdopen(handle, "r+b") as stream:
+            stream.truncate(len(self.records) * self.dtype.itemsize)  # what a killed writer left behind
+            stream.seek(0, os.SEEK_END)
+            stream.write(rows.tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())

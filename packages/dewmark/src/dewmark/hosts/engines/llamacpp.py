@@ -1,19 +1,11 @@
-"""A scheme inside llama-cpp-python: one callable that marks the output of a ``Llama``.
-
-    llm = Llama("model.gguf", n_ctx=2048)
-    scheme = dewmark.load_scheme(key, host=llamacpp_info(llm))
-    mark = LlamaCppProcessor(scheme, llm, seed=1, decoding=Decoding(temperature=0.8, top_p=0.95))
-    llm(prompt, max_tokens=200, logits_processor=LogitsProcessorList([mark]),
-        stopping_criteria=StoppingCriteriaList([mark.check]))
+"""A scheme inside llama-cpp-python: one callable that marks the output of a ``Llama`` (docs/llamacpp.md).
 
 llama.cpp calls a processor before its own temperature, top-k and top-p. A scheme that needs the final
 distribution gets them from ``decoding``: it applies them, chooses the token, and leaves only that one finite,
 so that nothing later can change it.
 
-`llamacpp_info` describes the open GGUF model to schemes. The tokenizer is llama.cpp's own. The embeddings are
-read from the GGUF file and rounded to bfloat16, as `dewmark.hosts.transformers.gguf` does to run the same
-file in transformers, so both give the same tables and a text the same p-value. A scheme that marks words
-needs only the tokenizer, and no transformers at all.
+`llamacpp_info` describes the open GGUF model to schemes by llama.cpp's own tokenizer. A scheme that marks
+words needs nothing else; one that reads the host's embeddings is bound with ``host="model.gguf"`` instead.
 
 Boundary: numpy arrays of one text in, numpy arrays out; llama.cpp drives everything.
 """
@@ -25,13 +17,13 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, I64
+from dewmark.arrays import I64
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
@@ -44,7 +36,6 @@ __all__ = ["Llama", "LlamaCppProcessor", "LlamaCppTokenizer", "llamacpp_info"]
 Llama = Any  # llama_cpp.Llama, which ships no types
 
 _CONTROL, _UNKNOWN, _UNUSED = 1 << 3, 1 << 0, 1 << 1  # llama_token_attr
-_EMBEDDINGS = "token_embd.weight"
 _LONGEST = 512  # bytes of one token
 _SAMPLE = 'The old bridge – "Brücke" – over the river, 1923: 3.14 km… \n\tif (x != 42) { return; }'
 
@@ -61,8 +52,12 @@ def llamacpp_info(llm: Llama) -> HostInfo:
         identity=f"{path.name}@{stamp[:12]}",
         vocab_size=tokenizer.size,
         tokenizer=tokenizer,
-        embeddings=functools.partial(_embeddings, path, tokenizer.size),
+        embeddings=_no_embeddings,
     )
+
+
+def _no_embeddings() -> NoReturn:
+    raise ConfigError("this scheme reads the host's embeddings: bind it with host=FILE.gguf instead")
 
 
 class LlamaCppProcessor:
@@ -138,43 +133,24 @@ class LlamaCppTokenizer:
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
-        self._size = int(llm.n_vocab())
+        self.size = int(llm.n_vocab())
         api = require("llama_cpp", extra="llamacpp")
         vocab = api.llama_model_get_vocab(llm.model)
-        attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self._size)]
-        self._special_ids = frozenset(
-            i for i, attribute in enumerate(attributes) if attribute & (_CONTROL | _UNKNOWN | _UNUSED)
-        )
-        self._pieces = [_piece(api, vocab, i) for i in range(self._size)]
+        textless = _CONTROL | _UNKNOWN | _UNUSED
+        attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self.size)]
+        self.special_ids = frozenset(i for i, attribute in enumerate(attributes) if attribute & textless)
+        self._pieces = [_piece(api, vocab, i) for i in range(self.size)]
         pad = int(api.llama_vocab_pad(vocab))
-        self._pad_id = pad if pad >= 0 else int(llm.token_eos())
+        self.pad_id: int | None = pad if pad >= 0 else int(llm.token_eos())
+        self.pieces: None = None  # the engine keeps ids on the CPU, where decoding is no bottleneck
 
     @functools.cached_property
     def identity(self) -> str:
         """16 hex digits of the SHA-256 of all tokens' bytes and attributes."""
         digest = hashlib.sha256(b"llama.cpp")
         for i, piece in enumerate(self._pieces):
-            digest.update(b"%d %d " % (len(piece), i in self._special_ids) + piece)
+            digest.update(b"%d %d " % (len(piece), i in self.special_ids) + piece)
         return digest.hexdigest()[:16]
-
-    @property
-    def size(self) -> int:
-        """The number of ids that the tokenizer knows."""
-        return self._size
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text."""
-        return self._special_ids
-
-    @property
-    def pad_id(self) -> int | None:
-        """The padding id, or the end-of-text id if there is none."""
-        return self._pad_id
-
-    @property
-    def pieces(self) -> None:
-        """Not offered: the engine keeps ids on the CPU, where decoding windows of text is no bottleneck."""
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Tokenize texts without special tokens, even if a text spells one out."""
@@ -215,7 +191,7 @@ class LlamaCppTokenizer:
         return Tokenized(text=text, ids=ids, offsets=offsets)
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
-        known = (int(i) for i in ids if i < self._size and i not in self._special_ids)
+        known = (int(i) for i in ids if i < self.size and i not in self.special_ids)
         return b"".join(self._pieces[i] for i in known)
 
 
@@ -225,24 +201,6 @@ def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
     if length < 0:
         raise ModelError(f"token {token} of the GGUF model is longer than {_LONGEST} bytes")
     return buffer.raw[:length]
-
-
-def _embeddings(path: Path, vocab_size: int) -> F32:
-    """The input embeddings (vocab_size, d) of a GGUF file, dequantized and rounded to bfloat16."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    tensor = next((t for t in GGUFReader(path).tensors if t.name == _EMBEDDINGS), None)
-    if tensor is None or int(tensor.shape[1]) < vocab_size:
-        raise ModelError(f"{path.name} has no input embeddings ({_EMBEDDINGS}) for its {vocab_size} tokens")
-    return round_to_bfloat16(np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)[:vocab_size])
-
-
-def round_to_bfloat16(table: F32) -> F32:
-    """float32 values rounded to the nearest bfloat16, ties to even, still as float32."""
-    bits = np.ascontiguousarray(table).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
 
 
 def _check_vocabulary(scheme: BoundScheme, llm: Llama) -> None:

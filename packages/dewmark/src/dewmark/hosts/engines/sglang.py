@@ -1,21 +1,13 @@
-r"""A scheme inside SGLang: a custom logit processor.
+"""A scheme inside SGLang: a custom logit processor (docs/sglang.md).
 
-    DEWMARK_SGLANG_CONFIG=dewmark.toml python -m sglang.launch_server --model-path MODEL \
-        --enable-custom-logit-processor --disable-overlap-schedule
-
-    requests.post(url + "/generate", json={
-        "text": prompt,
-        "custom_logit_processor": DewLogitProcessor.to_str(),
-        "sampling_params": {"temperature": 1.0, "custom_params": {"dewmark_key_id": "acme"}}})
-
-SGLang makes a processor anew for every batch from the string that requests carry (the name of this class, so
-dewmark must be installed where the server runs); what lasts is kept on SGLang's own object of the request,
-and ends with it. The configuration file is that of vLLM, and must name the ``host``.
+SGLang makes a processor anew for every batch from the string that requests carry; what lasts is kept on
+SGLang's own object of the request, and ends with it. The configuration file is that of vLLM, and must name
+the ``host``.
 
 SGLang has no way to reject a request here, and an exception ends the server. A request whose parameters are
 wrong, or which opts out where that is forbidden, is therefore marked with the default key, and the reason is
-logged. One without ``custom_params`` or without the processor is not marked: SGLang then does not say whose
-logits it passes. `examples/sglang_gateway.py` rejects the former and completes the latter.
+logged. One without ``custom_params`` is not marked: SGLang then does not say whose logits it passes.
+`examples/sglang_gateway.py` rejects the former and completes the latter.
 
 The token of the last step must be known, so the overlap scheduler has to be off. Logits come before
 temperature and filters; a scheme that draws applies the request's own and leaves one finite logit.

@@ -1,22 +1,30 @@
-r"""A scheme inside vLLM, offline or behind its HTTP server: one name for both of its model runners.
-
-    DEWMARK_KEY_FILE=acme.key vllm serve MODEL \
-        --logits-processors dewmark.hosts.engines.vllm:DewLogitsProcessor
+"""A scheme inside vLLM, offline or behind its HTTP server (docs/vllm.md): one name for both model runners.
 
 The runners have different interfaces for processors. `DewLogitsProcessor` implements both as far as vLLM
-checks that, and makes the processor of the runner that calls it: `FirstRunnerProcessor` here, or the one of
-`dewmark.hosts.engines.vllm_v2_runner`.
+checks that, and makes the processor of the runner that calls it.
 
-The first runner calls processors before penalties, temperature, top-k and top-p. A scheme that needs the
+The **first runner** calls processors before penalties, temperature, top-k and top-p. A scheme that needs the
 final distribution therefore gets the request's own settings: it applies them, chooses the token with the
 request's seed, and leaves only that one finite, so that nothing later can change it.
 
-Boundary: vLLM's batch in (`BatchUpdate`), marked logits out. `dewmark.serving_rows` marks a changing batch,
+The **second runner** keeps texts on the device and gives its processors slots instead of lists. The processor
+copies one number per row to the host in each step (the token that the model has just read), and a whole text
+when it first meets it. It is called after penalties.
+
+**Speculative decoding** (second runner): a request has one row per draft token, each after the drafts before
+it. The processor leaves one finite logit in every row, so vLLM accepts a draft exactly if the mark would have
+written it, and otherwise writes the mark's choice. A row goes on from the row before it, whose noise it
+remembers, so the text is the same as without drafts, token for token; the rows of a request are therefore
+marked one after another. If drafts are single guesses (n-grams, greedy draft models), they are accepted as
+often as without a mark.
+
+Boundary: vLLM's batch in, marked logits out. `dewmark.hosts.engines.markers` opens and marks texts,
 `dewmark.hosts.engines.vllm_config` reads the options of operators and requests.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -27,8 +35,7 @@ import torch
 from dewmark.errors import ConfigError
 from dewmark.extras import require
 from dewmark.hosts.engines.markers import Marked, decoding_of, mark_rows, vllm_markers
-from dewmark.hosts.engines.vllm_config import config_from_environment
-from dewmark.hosts.engines.vllm_v2_runner import SecondRunnerProcessor
+from dewmark.hosts.engines.vllm_config import MarkRequest, config_from_environment
 
 __all__ = ["DewLogitsProcessor"]
 
@@ -37,7 +44,7 @@ _second = require("vllm.v1.worker.gpu.sample.logits_processor", extra="vllm")
 
 _log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
 _PLACEHOLDER = -1  # in vLLM's lists, a token that is still on its way from the device
-_PARKED = 64  # texts that left the batch and may come back
+_PARKED = 64  # texts that left the batch, or whose slot was taken, and may come back
 
 _NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -167,4 +174,97 @@ def _check_loading(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "vLLM found dewmark through an entry point and schedules asynchronously, so the last token of a "
             "text is not known when the text is marked: pass "
             "--logits-processors dewmark.hosts.engines.vllm:DewLogitsProcessor"
+        )
+
+
+@dataclasses.dataclass
+class _Slot:
+    """A request of the second runner: its settings, its committed ids, and its texts after 0, 1, … drafts."""
+
+    mark: MarkRequest
+    params: Any
+    prompt: int = 0
+    ids: list[int] = dataclasses.field(default_factory=list)
+    texts: list[Marked] = dataclasses.field(default_factory=list)
+
+
+class SecondRunnerProcessor(_second.LogitsProcessor):  # type: ignore[misc, name-defined]
+    """The processor of vLLM's second model runner."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Read the configuration and build the default key's tables, so that no request waits for them."""
+        super().__init__(vllm_config, req_states)
+        self._states = req_states
+        self._markers = vllm_markers(vllm_config, req_states.device)
+        self._requests: dict[int, _Slot] = {}
+        self._parked: deque[_Slot] = deque(maxlen=_PARKED)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:  # noqa: ANN401
+        """Take the slot's new request; whether it is marked."""
+        gone = self._requests.pop(req_idx, None)
+        if gone is not None and gone.texts:
+            self._parked.append(gone)
+        mark = self._markers.wanted(sampling_params.extra_args, temperature=sampling_params.temperature)
+        if mark is None:
+            return False
+        self._requests[req_idx] = _Slot(mark, sampling_params)
+        return True
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ANN401 - vLLM's LogitsContext
+        """Mark logits (rows, vocab); rows of other requests stay as they are."""
+        layout = (ctx.expanded_idx_mapping, ctx.expanded_local_pos, ctx.pos, ctx.input_ids)
+        rows = torch.stack([each[: len(logits)].long() for each in layout], dim=1).tolist()  # one wait
+        drafted: list[list[tuple[int, _Slot, int]]] = []  # by the number of drafts before a row
+        for index, (slot, local, position, token) in enumerate(rows):
+            request = self._requests.get(slot)
+            if request is None:
+                continue
+            if local == 0:
+                self._catch_up(request, slot, position, token)
+            if len(request.ids) >= request.prompt:  # else a part of a prompt, whose sample is discarded
+                drafted.extend([] for _ in range(local + 1 - len(drafted)))
+                drafted[local].append((index, request, token))
+        for local, found in enumerate(drafted):
+            texts = {index: self._text(request, local, token) for index, request, token in found}
+            logits = mark_rows(texts, logits)
+        return logits
+
+    def _catch_up(self, request: _Slot, slot: int, position: int, token: int) -> None:
+        """Learn the ids up to ``position``, at which the model has just read ``token``."""
+        ids, length = request.ids, position + 1
+        if len(ids) == length - 1 and ids:
+            ids.append(token)
+        elif len(ids) != length or ids[-1] != token:
+            # a new request, a resumed one, or several drafts accepted at once
+            known = min(len(ids), position) if request.texts else 0
+            ids[known:] = self._states.all_token_ids.gpu[slot, known:length].tolist()
+        request.prompt = int(self._states.prompt_len.np[slot])
+
+    def _text(self, request: _Slot, local: int, token: int) -> Marked:
+        """The text of one row: what is committed, and the drafts up to ``token`` before the row."""
+        if local:
+            last = request.texts[local - 1]
+            row = last.rows.fork(last.row, [*last.row.written, token], seed=last.row.seed)
+            text = last._replace(row=row)
+        else:
+            text = self._committed(request)
+            request.texts.clear()
+        request.texts.append(text)
+        return text
+
+    def _committed(self, request: _Slot) -> Marked:
+        """The committed text, which goes on from the last accepted draft."""
+        written = request.ids[request.prompt :]
+        for text in reversed(request.texts):
+            if written[: len(text.row.written)] == text.row.written:
+                text.row.written = written
+                return text
+        others = [*self._parked, *self._requests.values()]  # a preempted request has another slot
+        return self._markers.open(
+            request.mark,
+            request.ids[: request.prompt],
+            written,
+            seed=request.params.seed,
+            decoding=decoding_of(request.params),
+            before=[text for other in others if other is not request for text in other.texts],
         )

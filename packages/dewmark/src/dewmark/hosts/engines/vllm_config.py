@@ -1,35 +1,24 @@
 """How marking in an engine is configured: operators set scheme and keys, requests choose among them.
 
 The operator sets ``DEWMARK_KEY_FILE`` to a key file, or ``DEWMARK_VLLM_CONFIG`` (for SGLang
-``DEWMARK_SGLANG_CONFIG``) to a file (TOML or JSON):
-
-    scheme = "dew"                # any scheme that marks token by token
-    mark = true                   # whether to mark requests that do not say
-    greedy = "unmarked"           # or "refuse": what to do with requests at temperature 0
-    policy = "default"            # or a JSON file: which parts of a text carry no mark
-    host = "smollm2-135m"         # dewmark's name for the model, if different from vLLM's
-    default_key = "acme"          # for requests that name no key; required with several keys
-    settings = { alpha = 0.9 }
-    [keys]                        # key id = key file, relative to this file
-    acme = "acme.key"
-
-A request may pass ``{"dewmark": false}``, ``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or
-``{"dewmark_member": 3}`` in its ``vllm_xargs`` (``extra_args`` in Python). Boundary: no engine, no weights;
-of a key only its members and payloads are checked here.
+``DEWMARK_SGLANG_CONFIG``) to a TOML file with the fields of `EngineConfig`, ``[keys]`` (key id = key file,
+relative to the file) and the scheme's ``settings`` (docs/vllm.md). A request may pass ``{"dewmark": false}``,
+``{"dewmark_key_id": "acme"}``, ``{"dewmark_payload": 47}`` or ``{"dewmark_member": 3}`` in its ``vllm_xargs``
+(``extra_args`` in Python). Boundary: no engine, no weights; only members and payloads of a key are checked.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from dewmark.config import replace
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.policy import Policy, load_policy
@@ -41,7 +30,6 @@ CONFIG = "DEWMARK_VLLM_CONFIG"
 
 GREEDY = 1e-5  # below this temperature engines take the likeliest token
 
-_FIELDS = ("default_key", "greedy", "host", "keys", "mark", "opt_out", "policy", "scheme", "settings")
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
 _PARAMETERS = (_SWITCH, _KEY_ID, _MEMBER, _PAYLOAD)
@@ -67,7 +55,7 @@ class EngineConfig:
     host: str | None = None
     opt_out: bool = True
     """Whether a request may switch the mark off."""
-    greedy: str = "unmarked"
+    greedy: Literal["unmarked", "refuse"] = "unmarked"
     """Whether requests that leave no choice to mark are answered ``unmarked``, or refused (``refuse``)."""
     policy: Policy | None = None
     """Which parts of a text carry no mark; the rule for numbers is off, since engines draw those tokens."""
@@ -155,40 +143,24 @@ def _load(variable: str, config: str | None, key_file: str | None) -> EngineConf
 
 def _from_file(path: Path, variable: str) -> EngineConfig:
     values = _read(path, variable)
-    for name in values:
-        if name not in _FIELDS:
-            raise unknown_name(f"field of {path}", name, _FIELDS)
-    keys, settings = values.get("keys"), values.get("settings", {})
+    keys, settings = values.pop("keys", None), values.pop("settings", {})
     if not isinstance(keys, dict) or not keys or not all(isinstance(file, str) for file in keys.values()):
         raise ConfigError(f"keys in {path} must map key ids to key files, got {type(keys).__name__}")
     if not isinstance(settings, dict):
         raise ConfigError(f"settings in {path} must be a table of the scheme's parameters")
-    default = values.get("default_key", next(iter(keys)) if len(keys) == 1 else None)
+    default = values.pop("default_key", next(iter(keys)) if len(keys) == 1 else None)
     if default not in keys:
         raise ConfigError(f"default_key in {path} must be one of {', '.join(keys)}, got {default!r}")
-    mark, opt_out, host = values.get("mark", True), values.get("opt_out", True), values.get("host")
-    greedy = values.get("greedy", "unmarked")
-    if greedy not in ("unmarked", "refuse"):
-        raise ConfigError(f"greedy in {path} must be unmarked or refuse, got {greedy!r}")
-    for name, value in (("mark", mark), ("opt_out", opt_out)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} in {path} must be true or false, got {value!r}")
-    if not mark and not opt_out:
-        raise ConfigError(f"mark and opt_out in {path} are both false: set one of them to true")
-    if host is not None and not isinstance(host, str):
-        raise ConfigError(f"host in {path} must be a model's name or folder, got {host!r}")
-    scheme = SCHEMES[str(values.get("scheme", "dew"))]().with_settings(settings)
+    scheme = SCHEMES[str(values.pop("scheme", "dew"))]().with_settings(settings)
     files = {name: path.parent / Path(file).expanduser() for name, file in keys.items()}
-    return EngineConfig(
-        scheme,
-        files,
-        str(default),
-        mark=mark,
-        host=host,
-        opt_out=opt_out,
-        greedy=greedy,
-        policy=_policy(values.get("policy"), path),
-    )
+    policy = _policy(values.pop("policy", None), path)
+    try:
+        found = replace(EngineConfig(scheme, files, str(default), policy=policy), values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not found.mark and not found.opt_out:
+        raise ConfigError(f"mark and opt_out in {path} are both false: set one of them to true")
+    return found
 
 
 def _policy(name: object, path: Path) -> Policy | None:
@@ -208,17 +180,11 @@ def _policy(name: object, path: Path) -> Policy | None:
 
 def _read(path: Path, variable: str) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}, which {variable} names: {error.strerror}") from None
-    except ValueError as error:  # both parsers' errors, and text that is not UTF-8
-        raise ConfigError(
-            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must be a table of fields, got {type(values).__name__}")
-    return values
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _switch(value: object) -> bool:

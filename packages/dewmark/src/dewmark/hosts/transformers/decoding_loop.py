@@ -3,9 +3,8 @@
 Each step forbids special and unknown ids, repeated n-grams and an early end, then draws the next id of each
 row with the row's own random numbers, marked by the scheme's session (`dewmark.sampling.draw`). The loop
 waits for the device only where n-gram blocking must see the tokens, and every 16 steps to check whether all
-rows have ended or a number went wrong. Of unmarked texts, those that have ended leave the batch. Where a
-scheme chooses between drafts (`Decoding.drafts`), the rows that are drafts of one text lie together; after
-each stretch all of them continue the best one.
+rows have ended or a number went wrong. Where a scheme chooses between drafts (`Decoding.drafts`), the rows
+that are drafts of one text lie together; after each stretch all of them continue the best one.
 
 Boundary: token ids in, token ids out; text belongs to the host.
 """
@@ -41,7 +40,6 @@ CausalLM = Any  # any causal language model of transformers, whose classes have 
 
 _MINUS_INF = -float("inf")
 _CHECK_EVERY = 16  # steps
-_LEAVING = 1 / 4  # share of a batch that has ended before it leaves together
 
 
 @torch.inference_mode()
@@ -82,9 +80,6 @@ def decode(
     finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     sound = torch.ones_like(finished)
     waits = device.type == "cpu" or bool(ngrams)  # each step waits for the device anyway
-    shrinks = session is None and on_step is None and not ngrams
-    places = torch.arange(len(prompts), device=device)  # of the rows that are still in the batch
-    left: dict[int, list[int]] = {}  # what the others wrote
     length = start
     for step in range(steps):
         scores = forward(ids[:, :length]).to(torch.float32, copy=True)
@@ -98,7 +93,7 @@ def decode(
             chosen, fine = draw(
                 scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
             )
-        sound[places] &= fine.to(device) | finished
+        sound &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen
         length += 1
@@ -114,22 +109,14 @@ def decode(
                 reported = zip(chosen.tolist(), finished.tolist(), strict=True)
                 if not on_step([None if ended else token for token, ended in reported]):
                     break
-            ended = int(finished.sum())
-            if ended == len(finished):
+            if bool(finished.all()):
                 break
-            if shrinks and ended >= _LEAVING * len(finished) and forward.selectable:
-                gone, stay = finished.nonzero().squeeze(1), (~finished).nonzero().squeeze(1)
-                left |= zip(places[gone].tolist(), ids[gone, start:length].tolist(), strict=True)
-                ids, places, finished = ids[stay], places[stay], finished[stay]
-                forward.select(stay)
-                noise = noise.of(stay.tolist())
         if ngrams:
             for row, token in zip(ngrams, chosen.tolist(), strict=True):
                 row.append(token)
     check_sound(sound, model)
     ends = set(eos_ids)
-    left |= zip(places.tolist(), ids[:, start:length].tolist(), strict=True)
-    return [_until(left[place], ends) for place in range(len(prompts))]
+    return [_until(row, ends) for row in ids[:, start:length].tolist()]
 
 
 class CachedForward:
@@ -170,14 +157,6 @@ class CachedForward:
         self._seen = length
         logits: torch.Tensor = output.logits[:, -1]
         return logits
-
-    @property
-    def selectable(self) -> bool:
-        """Whether rows can be taken out of the model's cache."""
-        if isinstance(self._cache, tuple):  # of keys and values
-            return True
-        layers = getattr(self._cache, "layers", ())
-        return bool(layers) and all(hasattr(layer, "batch_select_indices") for layer in layers)
 
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows of the batch alone."""

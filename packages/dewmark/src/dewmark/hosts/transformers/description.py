@@ -1,8 +1,7 @@
-"""Describing a host to schemes: its tokenizer, its vocabulary, and its input embeddings.
+"""A host by its files: tokenizer, vocabulary and input embeddings for schemes, and its chat format.
 
-Boundary: no model is loaded to describe a host by its files; ``embeddings`` reads that one tensor from the
-weight files when it is called. For a converted host (a packaged one, a GGUF file) neither torch nor
-transformers is imported before that, so a detector starts fast.
+Boundary: no model is loaded before ``embeddings`` is called, whose table schemes keep. For a converted host
+(a packaged one, a GGUF file) neither torch nor transformers is imported before, so a detector starts fast.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dewmark.arrays import F32
-from dewmark.errors import ModelError, VocabularyError
+from dewmark.decoding import CHAT_DECODING, Decoding
+from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
+from dewmark.hosts.base import ChatFormat, Conversation, no_template
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.tokenizer import TOKENIZER_FILE, HFTokenizer
 from dewmark.models.hub import quiet_libraries
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["info_from_model"]
 
-_EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _ROWS_AT_ONCE = 4096
 
 
@@ -90,6 +90,55 @@ def info_from_model(
     )
 
 
+def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
+    """The chat format of a host by name; raises `ConfigError` if it has none."""
+    from transformers import AutoTokenizer
+
+    source = resolve(name, weights=False, progress=progress)
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+        file = _find_file(source, "generation_config.json")
+        generation = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise load_error(name, error) from error
+    return chat_format_of(tokenizer, generation, name=name)
+
+
+def chat_format_of(
+    tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any], *, name: str
+) -> ChatFormat:
+    """The chat format of a tokenizer; ``generation`` are the fields of the model's generation_config."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise no_template(name)
+
+    def render(messages: Conversation) -> str:
+        plain = [dict(message) for message in messages]
+        try:
+            return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template raises whatever its author chose
+            raise InputError(
+                "the model's chat template rejects this conversation: change its roles"
+            ) from error
+
+    return ChatFormat(render, own_decoding(generation, name=name))
+
+
+def own_decoding(generation: Mapping[str, Any], *, name: str) -> Decoding:
+    """The temperature, top-p and top-k of a generation_config, or `CHAT_DECODING` if it states none.
+
+    If a config states one of them, the others filter nothing.
+    """
+    names = ("temperature", "top_p", "top_k")
+    stated = {each: generation[each] for each in names if generation.get(each) is not None}
+    if not stated:
+        return CHAT_DECODING
+    try:
+        return Decoding(**stated)
+    except ConfigError as error:
+        raise ConfigError(f"{name} has an unusable generation_config ({error}): state the options") from None
+
+
 @functools.lru_cache(maxsize=2)
 def _own_tokenizer(folder: Path, modified: int) -> HFTokenizer:
     """A converted host's tokenizer, parsed once for the host's description and for the host itself."""
@@ -123,48 +172,15 @@ def _check_tokenizer(source: ModelSource, tokenizer: HFTokenizer) -> None:
 
 
 def _read_embeddings(source: ModelSource, vocab_size: int) -> F32:
-    """The input-embedding table (vocab_size, d), from the weight files or else from the loaded model."""
-    table = _read_tensor(source)
-    if table is None or not table.is_floating_point() or table.dim() != 2 or table.shape[0] < vocab_size:
-        from transformers import AutoModelForCausalLM
+    """The input-embedding table (vocab_size, d) of the model, which is loaded for it."""
+    from transformers import AutoModelForCausalLM
 
-        try:
-            with quiet_libraries():
-                model: Any = AutoModelForCausalLM.from_pretrained(
-                    source.location, dtype="auto", **source.options
-                )
-        except Exception as error:
-            raise load_error(source.name, error) from error
-        table = model.get_input_embeddings().weight
-    return _to_float32(table[:vocab_size])
-
-
-def _read_tensor(source: ModelSource) -> torch.Tensor | None:
-    """The embedding tensor, read by name from the one safetensors file that contains it."""
-    from safetensors import SafetensorError, safe_open
-
-    index = _find_file(source, "model.safetensors.index.json")
     try:
-        if index is not None:
-            shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            wanted = _embedding_name(shards)
-            file = None if wanted is None else _find_file(source, shards[wanted])
-        else:
-            file = _find_file(source, "model.safetensors")
-        if file is None:
-            return None
-        with safe_open(str(file), framework="pt") as tensors:
-            name = _embedding_name(tensors.keys())
-            return None if name is None else tensors.get_tensor(name)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"the weight files of {source.name} are damaged: download or save them again"
-        ) from error
-
-
-def _embedding_name(names: Iterable[str]) -> str | None:
-    found = [n for n in names if any(n == e or n.endswith(f".{e}") for e in _EMBEDDING_NAMES)]
-    return min(found, key=len, default=None)  # the shortest: inner modules repeat the name further down
+        with quiet_libraries():
+            model: Any = AutoModelForCausalLM.from_pretrained(source.location, dtype="auto", **source.options)
+    except Exception as error:
+        raise load_error(source.name, error) from error
+    return _to_float32(model.get_input_embeddings().weight[:vocab_size])
 
 
 def _find_file(source: ModelSource, name: str) -> Path | None:

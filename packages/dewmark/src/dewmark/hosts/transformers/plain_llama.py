@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
@@ -31,7 +31,7 @@ class Output(NamedTuple):
     past_key_values: tuple[Kept, ...]
 
 
-class PlainLlama:
+class PlainLlama(torch.nn.Module):
     """A Llama or Qwen2 model that `convert_gguf` saved in a folder, for inference on a CPU."""
 
     @staticmethod
@@ -49,6 +49,7 @@ class PlainLlama:
     def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
         from safetensors import safe_open
 
+        super().__init__()
         self.dtype = dtype
         self.config = _namespace(folder / "config.json")
         self.config.get_text_config = lambda: self.config
@@ -65,17 +66,9 @@ class PlainLlama:
         steps = torch.arange(0, self._head_size, 2, dtype=torch.float) / self._head_size
         self._frequencies = 1.0 / (self.config.rope_parameters["rope_theta"] ** steps)
 
-    def eval(self) -> PlainLlama:
-        """The model itself, which never trains."""
-        return self
-
     def get_input_embeddings(self) -> SimpleNamespace:
         """An object with the embeddings (vocab, d) as ``weight``."""
         return SimpleNamespace(weight=self._embeddings)
-
-    def __call__(self, **inputs: Any) -> Output:  # noqa: ANN401 - as `forward`
-        """As `forward`."""
-        return self.forward(**inputs)
 
     def forward(
         self,

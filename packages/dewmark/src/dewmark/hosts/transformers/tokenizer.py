@@ -13,10 +13,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark.errors import ArtifactError, InputError, ModelError
-from dewmark.hosts.base import ChatFormat, Conversation, no_template
 from dewmark.storage import atomic_write
 from dewmark.workspace import Tokenized
 
@@ -54,8 +53,6 @@ _PROBES = (
 class HFTokenizer:
     """The `dewmark.workspace.Tokenizer` protocol for a fast tokenizer; safe to share between threads."""
 
-    open_chat: Callable[[], ChatFormat] | None = None  # a host gives it: its chat format
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or backend is None:
@@ -63,66 +60,35 @@ class HFTokenizer:
                 f"{type(tokenizer).__name__} is a slow tokenizer without character offsets; "
                 "load it with AutoTokenizer.from_pretrained(..., use_fast=True)"
             )
-        self._setup(
-            backend.to_str(),
-            size=len(tokenizer),
-            special=tokenizer.all_special_ids,
-            pad=tokenizer.pad_token_id,
-            bos=tokenizer.bos_token_id,
-            eos=tokenizer.eos_token_id,
-        )
+        ends = tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._setup(backend.to_str(), len(tokenizer), tokenizer.all_special_ids, ends)
 
-    def _setup(
-        self,
-        backend: str,
-        *,
-        size: int,
-        special: Iterable[int],
-        pad: int | None,
-        bos: int | None,
-        eos: int | None,
-    ) -> None:
+    def _setup(self, backend: str, size: int, special: Iterable[int], ends: Sequence[int | None]) -> None:
+        """From the backend's JSON; ``ends`` are the ids of padding, begin and end of text."""
         from tokenizers import Tokenizer as Backend
 
         # Truncation and padding come from the last caller and would cut long texts.
         canonical = {**json.loads(backend), "truncation": None, "padding": None}
         self._json = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        self._size = size
         flagged = {token["id"] for token in canonical.get("added_tokens", ()) if token.get("special")}
-        self._special_ids = frozenset(special) | flagged
-        self._pad_id = eos if pad is None else pad
-        self.bos_id = bos
-        self.eos_id = eos
         self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
         self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is ordinary text
-        self._identity = _identity(self._plain, canonical["model"].get("merges") or ())
+        self.identity = _identity(self._plain, canonical["model"].get("merges") or ())
+        """16 hex digits, equal for tokenizers that tokenize alike, whichever library wrote their files."""
+        self.size = size
+        self.special_ids = frozenset(special) | flagged
+        pad, self.bos_id, self.eos_id = ends
+        self.pad_id = self.eos_id if pad is None else pad
         by_bytes = (canonical.get("decoder") or {}).get("type") == "ByteLevel"
         self._by_pieces = Pieces(self._decode) if by_bytes else None
-
-    @property
-    def identity(self) -> str:
-        """16 hex digits, equal for tokenizers that tokenize alike, whichever library wrote their files."""
-        return self._identity
-
-    @property
-    def size(self) -> int:
-        """The number of ids that the tokenizer knows."""
-        return self._size
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text."""
-        return self._special_ids
-
-    @property
-    def pad_id(self) -> int | None:
-        """The padding id, or the end-of-text id if there is none."""
-        return self._pad_id
 
     @functools.cached_property
     def pieces(self) -> list[str | None] | None:
         """The text of each id (None for part of a character) for byte-level tokenizers."""
-        return None if self._by_pieces is None else self._by_pieces.of_all(self._size)
+        if self._by_pieces is None:
+            return None
+        texts = self._decode([[token] for token in range(self.size)])
+        return [None if _REPLACEMENT in text else text for text in texts]
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Tokenize texts without special tokens, even if a text spells one out.
@@ -165,32 +131,22 @@ class HFTokenizer:
             rows.append(row)
         return rows
 
-    def apply_chat_template(self, conversation: Conversation, **options: Any) -> Any:  # noqa: ANN401
-        """The text that ``generate(messages=…)`` continues; ids if an option such as ``return_tensors`` asks.
-
-        ``options`` are those of transformers' method of this name.
-        """
-        template = None if self.open_chat is None else self.open_chat().template
-        if template is None:
-            raise no_template("this tokenizer")
-        return template(conversation, **options)
-
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text, without special tokens, spaces unchanged."""
         return self._decode(batch) if self._by_pieces is None else self._by_pieces.decode(batch)
 
     def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        kept = [[int(i) for i in ids if i not in self._special_ids and i < self._size] for ids in batch]
+        kept = [[int(i) for i in ids if i not in self.special_ids and i < self.size] for ids in batch]
         texts: list[str] = self._plain.decode_batch(kept, skip_special_tokens=True)
         return texts
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` (readable by transformers) and the special ids beside it."""
         ids = {
-            "identity": self._identity,
-            "size": self._size,
-            "special": sorted(self._special_ids),
-            "pad": self._pad_id,
+            "identity": self.identity,
+            "size": self.size,
+            "special": sorted(self.special_ids),
+            "pad": self.pad_id,
             "bos": self.bos_id,
             "eos": self.eos_id,
         }
@@ -208,15 +164,8 @@ class HFTokenizer:
         try:
             ids = json.loads((folder / _IDS_FILE).read_text(encoding="utf-8"))
             backend = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-            special = [ids[name] for name in ("pad", "bos", "eos")]
-            tokenizer._setup(
-                backend,
-                size=ids["size"],
-                special=ids["special"],
-                pad=special[0],
-                bos=special[1],
-                eos=special[2],
-            )
+            ends = ids["pad"], ids["bos"], ids["eos"]
+            tokenizer._setup(backend, ids["size"], ids["special"], ends)
             expected = ids["identity"]
         except Exception as error:  # the backend raises bare Exceptions
             raise ArtifactError(
@@ -233,8 +182,9 @@ class HFTokenizer:
         try:
             encodings: list[tokenizers.Encoding] = backend.encode_batch(list(texts), add_special_tokens=False)
         except TypeError:
-            bad = next((i for i, text in enumerate(texts) if not _is_unicode(text)), 0)
-            raise InputError(f"text {bad} is not valid Unicode text: decode it properly") from None
+            for i, text in enumerate(texts):
+                _check_unicode(i, text)
+            raise
         return encodings
 
     @functools.cached_property
@@ -266,25 +216,13 @@ class Pieces(dict[int, str]):
         self[int(token)] = text
         return text
 
-    def of_all(self, size: int) -> list[str | None]:
-        """The text of every id below ``size``; None if its bytes are not whole characters."""
-        texts = self._slow([[token] for token in range(size)])
-        return [None if _REPLACEMENT in text else text for text in texts]
-
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of ids."""
-        try:
-            return self._joined(batch)
-        except KeyError:
-            return [self._decode_one(ids) for ids in batch]
+        return [self._row(ids) for ids in batch]
 
-    def _joined(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        piece = self.__getitem__
-        return ["".join(map(piece, ids)) for ids in batch]
-
-    def _decode_one(self, ids: Sequence[int]) -> str:
+    def _row(self, ids: Sequence[int]) -> str:
         try:
-            return self._joined([ids])[0]
+            return "".join(map(self.__getitem__, ids))
         except KeyError:
             return self._slow([ids])[0]
 
@@ -314,11 +252,8 @@ def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _is_unicode(text: object) -> bool:
-    if not isinstance(text, str):
-        return False
+def _check_unicode(number: int, text: object) -> None:
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        str.encode(text, "utf-8")  # type: ignore[arg-type]
+    except (TypeError, UnicodeEncodeError):
+        raise InputError(f"text {number} is not valid Unicode text: decode it properly") from None

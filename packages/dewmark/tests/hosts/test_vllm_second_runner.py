@@ -26,11 +26,11 @@ from dewmark.registry import SCHEMES
 from dewmark.serving_rows import open_rows
 from dewmark.workspace import Workspace
 
-VOCAB, SLOTS, ROOM, LENGTH = 300, 6, 64, 24
+VOCAB, SLOTS, ROOM, LENGTH = 300, 6, 64, 14
 CPU = torch.device("cpu")
 KEYS = {"acme": Key(bytes(32)), "ring": Key(bytes(range(32)), members=4, payload_bits=3)}
 REAL = importlib.util.find_spec("vllm") is not None
-ENGINES = "dewmark.hosts.engines."
+ENGINE = "dewmark.hosts.engines.vllm"
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def configured(host, bag_encoder, tmp_path, monkeypatch):
         monkeypatch.setenv("DEWMARK_VLLM_CONFIG", str(file))
         if not REAL:
             stub_modules(monkeypatch)
-        for each in ("vllm_v2_runner", "vllm"):
-            monkeypatch.delitem(sys.modules, ENGINES + each, raising=False)
-        found = importlib.import_module(ENGINES + "vllm")
+        monkeypatch.delitem(sys.modules, ENGINE, raising=False)
+        found = importlib.import_module(ENGINE)
         found.config_from_environment.__globals__["_load"].cache_clear()
         return found
 
@@ -125,7 +124,7 @@ def test_the_text_is_the_one_without_drafts_or_preemption(host, configured, tmp_
     slots: dict[int, Text] = {}
     away: list[Text] = []
     made = finished = accepted = preempted = 0
-    while finished < 6:
+    while finished < 5:
         for slot in [slot for slot in slots if chance.random() < 0.1]:
             preempted += bool(slots[slot].written)
             away.append(slots.pop(slot))
@@ -186,8 +185,8 @@ def test_the_text_is_the_one_without_drafts_or_preemption(host, configured, tmp_
             if len(text.written) >= LENGTH:
                 finished += text.marked
                 del slots[slot]
-    assert preempted > 5
-    assert (accepted > 50) == (drafted > 0)
+    assert preempted > 2
+    assert (accepted > 20) == (drafted > 0)
 
 
 @pytest.mark.parametrize(
