@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dewmark.batch.inputs import TextRow, warn_other_scheme
+from dewmark.batch.inputs import Document, warn_other_scheme
 from dewmark.batch.keyring import Kind, load_keys, read_kinds
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
@@ -46,7 +46,7 @@ class Scored:
     the text, if one was given and knows such texts.
     """
 
-    id: str | int
+    id: str | int | None
     text: str
     detection: Detection
     row: dict[str, Any]
@@ -62,16 +62,15 @@ class DetectorSpec:
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. A folder's
     ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`). ``calibration`` (a
-    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
-    ``group`` if it is given. ``audit`` is the report of an audit of the key (``dewmark audit --out``): rows
-    then say how many unmarked texts of their kind this key scores so high, and languages in which it is
-    trusted get verdicts. ``tokens`` adds every token's score to the rows, ``coverage`` says where in each
-    marked text the mark is. ``passages`` also searches texts that are not marked as a whole, and the verdict
-    pays for it. ``attempts`` counts the versions of each text that are tried.
-    ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
-    ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
-    None for that of the exported detector, if it has one. ``roots`` are certificates under which signers of
-    manifests are trusted.
+    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts. ``audit`` is
+    the report of an audit of the key (``dewmark audit --out``): rows then say how many unmarked texts of
+    their kind this key scores so high, and languages in which it is trusted get verdicts. ``tokens`` adds
+    every token's score to the rows, ``coverage`` says where in each marked text the mark is. ``passages``
+    also searches texts that are not marked as a whole, and the verdict pays for it. ``attempts`` counts the
+    versions of each text that are tried. ``translate_back`` also scores each foreign text after it was
+    translated into English, and counts both. ``reader`` names the language model that reads the texts: a
+    host's name or path, ``host``, ``none``, or None for that of the exported detector, if it has one.
+    ``roots`` are certificates under which signers of manifests are trusted.
     """
 
     keys: tuple[Path, ...] = ()
@@ -83,7 +82,6 @@ class DetectorSpec:
     test: str | None = None
     tokens: bool = False
     calibration: Path | None = None
-    group: str | None = None
     passages: bool = False
     coverage: bool = False
     attempts: int = 1
@@ -100,8 +98,6 @@ class DetectorSpec:
         if self.calibration is None:
             if self.test == _EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
-            if self.group is not None:
-                raise ConfigError(f"group {self.group!r} needs a calibration, made by: dewmark calibrate")
         elif self.test not in (None, _EMPIRICAL):
             raise ConfigError(
                 f"a calibration is for the empirical test, not {self.test}: leave out one of them"
@@ -243,7 +239,7 @@ class Scorer:
         self.batch_size = max(_BATCH_SIZE, many)
         self._bound_of = functools.lru_cache(maxsize=None if spec.passages else 4)(self._open_key)
 
-    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+    def __call__(self, batch: Sequence[Document]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
         warn_other_scheme(batch, *(group.bound.scheme.name for group in self._groups))
         versions = [[each] for each in self._detect(batch)]
@@ -258,15 +254,14 @@ class Scorer:
                 versions[i].append(found)
         return [self._scored(row, found) for row, found in zip(batch, versions, strict=True)]
 
-    def _detect(self, batch: Sequence[TextRow]) -> list[Version]:
+    def _detect(self, batch: Sequence[Document]) -> list[Version]:
         """The results of each text as a whole, one per key."""
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
         if not self._places:
             alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
-            return [
-                Version(row.text, row.prompt, [self._ranked(row, each)])
-                for row, each in zip(batch, alone, strict=True)
-            ]
+            if self._calibration is not None:
+                alone = [self._calibration.apply(each) for each in alone]
+            return [Version(row.text, row.prompt, [each]) for row, each in zip(batch, alone, strict=True)]
 
         def score(written: Sequence[int]) -> list[Sequence[Detection]]:
             rows: list[list[Detection]] = [[] for _ in written]
@@ -299,13 +294,6 @@ class Scorer:
             for group, name in self._places
         ]
 
-    def _ranked(self, row: TextRow, detection: Detection) -> Detection:
-        """The detection as a rank among unmarked texts, with a calibration."""
-        if self._calibration is None:
-            return detection
-        group = self._spec.group if row.group is None else row.group
-        return self._calibration.apply(detection, group=group)
-
     def _open_key(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
         if not self._places:
@@ -313,7 +301,7 @@ class Scorer:
         group, name = self._places[number]
         return _with_key(group.bound, group.keys[name], self._progress)
 
-    def _scored(self, row: TextRow, versions: Sequence[Version]) -> Scored:
+    def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
         found = judge(
             versions,

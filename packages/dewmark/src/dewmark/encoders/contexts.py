@@ -262,7 +262,7 @@ def _read_whitening(path: Path, encoder: Encoder) -> Whitening:
         mean, matrix = bundle.arrays["mean"], bundle.arrays["matrix"]
     except KeyError:
         raise ArtifactError(
-            f"{path} contains no whitening statistics; fit them with: dewmark models fit"
+            f"{path} contains no whitening statistics; write them with save_context_whitening"
         ) from None
     if mean.shape != (encoder.dim,):
         raise ConfigError(

@@ -350,7 +350,7 @@ def _read(path: Path, vectors: WordVectors) -> WordStatistics:
         found = WordStatistics(*(np.array(bundle.arrays[name], dtype=np.float32) for name in STATISTICS))
     except KeyError:
         raise ArtifactError(
-            f"{path} contains no word statistics; fit them with: dewmark models fit"
+            f"{path} contains no word statistics; write them with save_word_statistics"
         ) from None
     if found.removed.shape[1] != vectors.dim:
         raise ConfigError(

@@ -48,7 +48,7 @@ class DewOpen(WordScheme[OpenReader]):
     encoder: str = "use-m3"
     """The encoder: a packaged name, a folder, or a hub id of a sentence-transformers model."""
     statistics: str = "default"
-    """Whitening statistics of words: ``default``, or a folder written by ``dewmark models fit``."""
+    """Whitening statistics of words: ``default``, or a folder written by `save_word_statistics`."""
     word_centre: Literal["running", "rare"] = "running"
     """The mean subtracted from word vectors: that of running text, for the stronger mark, or of rare words.
     """

@@ -136,7 +136,7 @@ class DewPaper(Scheme):
     encoder: str = "use-m3"
     """The context encoder M_C: a packaged name, a folder, or a hub id of a sentence-transformers model."""
     statistics: str = "default"
-    """Whitening statistics of the contexts: ``default``, or a folder written by ``dewmark models fit``."""
+    """Whitening statistics of the contexts: ``default``, or a folder written by `save_context_whitening`."""
     whiten_tokens: bool = True
     """Whether token embeddings are whitened."""
     donor: str | None = None
