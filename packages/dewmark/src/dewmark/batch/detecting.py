@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from dewmark import storage
-from dewmark.batch.audit_report import AuditReport
 from dewmark.batch.inputs import batched, warn_other_scheme
 from dewmark.batch.runners import open_runner
 from dewmark.batch.scorers import DetectorSpec, Scorer
@@ -35,9 +34,9 @@ Row = dict[str, Any]
 _INTEGERS = ("tokens_scored", "keys", "versions", "n_hypotheses", "member", "payload")
 _STRINGS = (
     *("epoch", "verdict", "test", "scheme", "key_fingerprint", "key_file", "language", "reader"),
-    *("config_hash", "this_key_group"),
+    "config_hash",
 )
-_FLAGS = ("language_known", "this_key_trusted", "translated_back")
+_FLAGS = ("language_known", "translated_back")
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,6 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "coverage": spec.coverage,
         "attempts": spec.attempts,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
-        "audit": spec.audit and AuditReport.load(spec.audit).identity,
         "roots": spec.roots and storage.sha256_file(spec.roots),
         "block_size": block_size,
     }

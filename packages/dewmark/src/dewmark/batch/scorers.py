@@ -29,7 +29,6 @@ from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
-    from dewmark.batch.audit_report import AuditReport, KeyLevel
     from dewmark.stats.calibration import Calibration
 
 _BATCH_SIZE = 32
@@ -42,8 +41,7 @@ class Scored:
     """The result of one text.
 
     ``row`` is the result as JSON values, and ``detection`` that of the best of several keys, after all
-    corrections; ``located`` is everything that was found. ``this_key`` is what an audit of the key says about
-    the text, if one was given and knows such texts.
+    corrections; ``located`` is everything that was found.
     """
 
     id: str | int | None
@@ -52,7 +50,6 @@ class Scored:
     row: dict[str, Any]
     located: Located
     key_file: str | None = None
-    this_key: KeyLevel | None = None
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,7 @@ class DetectorSpec:
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. A folder's
     ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`). ``calibration`` (a
-    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts. ``audit`` is
-    the report of an audit of the key (``dewmark audit --out``): rows then say how many unmarked texts of
-    their kind this key scores so high, and languages in which it is trusted get verdicts. ``tokens`` adds
+    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts. ``tokens`` adds
     every token's score to the rows, ``coverage`` says where in each marked text the mark is. ``passages``
     also searches texts that are not marked as a whole, and the verdict pays for it. ``attempts`` counts the
     versions of each text that are tried. ``translate_back`` also scores each foreign text after it was
@@ -85,7 +80,6 @@ class DetectorSpec:
     passages: bool = False
     coverage: bool = False
     attempts: int = 1
-    audit: Path | None = None
     translate_back: bool = False
     reader: str | None = None
     roots: Path | None = None
@@ -106,8 +100,6 @@ class DetectorSpec:
             raise ConfigError("a calibration belongs to one key: give one key with it")
         elif self.translate_back:
             raise ConfigError("a calibration holds for texts as they are: leave out translating back")
-        if self.audit is not None and self.many_keys:
-            raise ConfigError("an audit belongs to one key: give one key with it")
 
     @property
     def many_keys(self) -> bool:
@@ -118,7 +110,7 @@ class DetectorSpec:
         """The same with absolute paths, for processes with another working directory."""
         paths: dict[str, Any] = {
             name: getattr(self, name) and getattr(self, name).absolute()
-            for name in ("detector", "calibration", "audit", "roots")
+            for name in ("detector", "calibration", "roots")
         }
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
@@ -129,7 +121,7 @@ class DetectorSpec:
         bound = groups[0].bound
         for group in groups:
             check_test(self.test, (*group.bound.tests, _EMPIRICAL))
-        calibration = report = None
+        calibration = None
         if self.calibration is not None:
             from dewmark.stats.calibration import Calibration
 
@@ -139,13 +131,8 @@ class DetectorSpec:
             )
             # ranks among the user's own unmarked texts do not depend on the encoder's languages
             bound = for_languages(bound, dataclasses.replace(bound.languages, every=True))
-        if self.audit is not None:
-            from dewmark.batch.audit_report import AuditReport
-
-            report = AuditReport.load(self.audit)
-            bound = report.applied(bound, level=self.fpr)
         groups[0] = dataclasses.replace(groups[0], bound=bound)
-        return Scorer(self, groups, not_tested, calibration=calibration, report=report, progress=progress)
+        return Scorer(self, groups, not_tested, calibration=calibration, progress=progress)
 
     def _open_groups(self, progress: Progress) -> tuple[list[_Group], list[dict[str, str]]]:
         """Keys that make marks of one kind, together; and the keys of kinds that cannot be tested here."""
@@ -212,7 +199,6 @@ class Scorer:
         not_tested: Sequence[Mapping[str, str]] = (),
         *,
         calibration: Calibration | None = None,
-        report: AuditReport | None = None,
         progress: Progress = silent,
     ) -> None:
         """``groups`` are the keys of each kind of mark."""
@@ -221,7 +207,7 @@ class Scorer:
         keys = {name: group.keys[name] for group, name in self._places}
         bound = groups[0].bound
         self._spec, self.bound, self._progress = spec, bound, progress
-        self._calibration, self._report = calibration, report
+        self._calibration = calibration
         self._test = spec.test if calibration is None else calibration.test
         self.key_files = {key.fingerprint: name for name, key in keys.items()}
         fingerprints = list(self.key_files) or [bound.fingerprint]
@@ -328,18 +314,12 @@ class Scorer:
                 if not each.verdict.conclusive
             ]
             result["not_tested"] = [*self.not_tested, *without]
-        level = None
-        if self._report is not None:
-            from dewmark.batch.audit_report import KeyLevel
-
-            level = self._report.level_of(detection) if detection.verdict.conclusive else None
-            result |= KeyLevel.columns(level)
         if spec.translate_back:
             result |= {
                 "versions": found.looks.attempts // spec.attempts,
                 "translated_back": found.version > 0,
             }
-        return Scored(row.id, versions[found.version].text, detection, result, found, key_file, level)
+        return Scored(row.id, versions[found.version].text, detection, result, found, key_file)
 
 
 def _config_hash(bound: BoundScheme, fingerprint: str) -> str:

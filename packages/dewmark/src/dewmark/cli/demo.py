@@ -53,9 +53,6 @@ def demo(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to ask the host.")] = REQUEST,
     seed: Annotated[int | None, typer.Option(min=0, show_default="random", help="Seed of the texts.")] = None,
     keep_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the key to a new file.")] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the texts as an SVG picture.")
-    ] = None,
     host: options.Host = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -76,11 +73,6 @@ def demo(
             emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
     else:
         show(results(), cases, setting)
-    if svg is not None:
-        from dewmark.cli.token_colours import save_svg
-
-        save_svg(svg, lambda console: show(console, cases, setting), title="dewmark demo", width=112)
-        say(f"wrote {svg}", quiet=quiet)
     wrong = [case.name for case in cases if not case.right]
     if wrong:
         say(

@@ -67,12 +67,6 @@ def detect(
         ),
     ] = False,
     attempts: options.Attempts = 1,
-    audit: Annotated[
-        Path | None,
-        options.of_test(
-            metavar="AUDIT.json", help="Audit of this key: add how many unmarked texts it scores as high."
-        ),
-    ] = None,
     calibration: Annotated[
         Path | None,
         options.of_test(metavar="CAL.json", help="Calibration of this key: rank texts among unmarked ones."),
@@ -133,7 +127,6 @@ def detect(
         passages=passages,
         coverage=bool(texts),
         attempts=attempts,
-        audit=audit,
         translate_back=translate_back,
         reader=reader,
         roots=roots,
@@ -144,7 +137,7 @@ def detect(
             "--in": rows,
             "--out": out,
         }
-        used |= {"--html": html, "--calibration": calibration, "--audit": audit, "--test": test}
+        used |= {"--html": html, "--calibration": calibration, "--test": test}
         used |= {"--keys": keys, "--tokens": tokens, "--roots": roots, "--reader": reader}
         used |= {"--translate-back": translate_back, "--passages": passages}
         if unused := [name for name, value in used.items() if value]:
@@ -246,12 +239,8 @@ class _Verdicts:
             scored,
             self._console,
             note="" if q is None or self.count == 1 else f", q = {q:.2g}",
-            text=self.on_terminal and (self._tokens or self._total == 1),
+            text=self._tokens or (self.on_terminal and self._total == 1),
         )
-        if self._tokens and not self.on_terminal:
-            from dewmark.cli.token_colours import token_table
-
-            write(token_table(scored.detection))
 
 
 def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True) -> None:
@@ -259,7 +248,7 @@ def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True
     from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
 
     found, manifest = scored.detection, scored.row["manifest"]
-    console.print(verdict_line(str(scored.id), found).append(_key_note(scored) + _audit_note(scored) + note))
+    console.print(verdict_line(str(scored.id), found).append(_key_note(scored) + note))
     notes = [] if manifest is None else [manifest["sentence"]]
     if found.verdict.conclusive:
         left = scored.row.get("not_tested", ())
@@ -281,16 +270,6 @@ def _key_note(scored: Scored) -> str:
     if scored.detection.is_marked:
         return f", key {which}, corrected for {count} keys"
     return f", best of {count} keys: {which}"
-
-
-def _audit_note(scored: Scored) -> str:
-    """What the audit of the key says about the text, if one was given."""
-    if "this_key_group" not in scored.row or not scored.detection.verdict.conclusive:
-        return ""
-    from dewmark.batch.audit_report import NOT_AUDITED
-
-    level = scored.this_key
-    return "; " + (NOT_AUDITED if level is None else level.sentence)
 
 
 def _summary_line(marked: int, texts: int, rejected: int, tested: int, fpr: float) -> str:

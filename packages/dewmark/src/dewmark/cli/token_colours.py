@@ -1,4 +1,4 @@
-"""Detections for people: a verdict on one line, tokens coloured by their scores; both as SVG and HTML, too.
+"""Detections for people: a verdict on one line, tokens coloured by their scores; both as a page, too.
 
 Token backgrounds are pastel with black text, so that they are readable on dark and light terminals. Terminals
 with 16 colours, which would show all pastels as white, get fewer and plainer steps. Rich honours NO_COLOR.
@@ -7,7 +7,6 @@ with 16 colours, which would show all pastels as white, get fewer and plainer st
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -94,23 +93,6 @@ def verdict_line(name: str, detection: Detection) -> Text:
     )
 
 
-def token_table(detection: Detection) -> str:
-    """Tokens as tab-separated lines: start, end, score, token."""
-    return "".join(
-        f"{token.start}\t{token.end}\t{f'{token.score:+.3f}' if token.scored else '-'}\t{token.text!r}\n"
-        for token in detection.tokens
-    )
-
-
-def save_svg(path: Path, draw: Drawing, *, title: str, width: int = 100) -> None:
-    """Save what ``draw`` prints as an SVG picture of a terminal, which loads nothing from the network."""
-    console = _recorder(width=width)
-    draw(console)
-    svg = console.export_svg(title=title, unique_id="dewmark")
-    # rich embeds a link to a web font; the reader's own monospace font will do
-    save_text(path, re.sub(r"@font-face\s*\{[^}]*\}", "", svg))
-
-
 def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
     """Save what each drawing prints as one page, with what a verdict does not mean.
 
@@ -118,7 +100,7 @@ def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
     """
     body = f"<h1>{escape(title)}</h1>\n"
     for draw in drawings:
-        console = _recorder(soft_wrap=True)
+        console = recorder(soft_wrap=True)
         draw(console)
         shown = console.export_html(code_format="{code}", inline_styles=True)
         body += f'<article><pre dir="auto">{shown}</pre></article>\n'
@@ -128,7 +110,7 @@ def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
     save_text(path, page)
 
 
-def _recorder(*, width: int = 100, soft_wrap: bool = False) -> Console:
+def recorder(*, width: int = 100, soft_wrap: bool = False) -> Console:
     """A console that prints nothing and remembers everything."""
     return Console(
         record=True,

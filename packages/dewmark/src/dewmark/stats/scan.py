@@ -67,7 +67,6 @@ from dewmark.stats.key_test import (
     Statistic,
     covariance,
     effective_length,
-    key_test,
     one_sided_p,
     score_variance,
 )
@@ -214,12 +213,6 @@ class Search:
         return _Chunk(self._evidence, self.units)
 
 
-def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
-    """Test every window of a text under one key."""
-    prepared = Search(evidence, draws=draws)
-    return prepared.scan(prepared.z(evidence.scores[:, None])[:, 0])
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Units [start, end) of a text, with the evidence that they are marked.
@@ -268,12 +261,6 @@ class Found:
 
 
 NOTHING_FOUND = Found([], None)
-
-
-def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
-    """The marked segments of a text, in order and disjoint."""
-    (found,) = search([evidence], levels=[fpr], tests=[test])
-    return found.segments
 
 
 def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:
