@@ -58,14 +58,15 @@ class DetectorSpec:
 
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. A folder's
-    ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`). ``calibration`` (a
-    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts. ``tokens`` adds
-    every token's score to the rows, ``coverage`` says where in each marked text the mark is. ``passages``
-    also searches texts that are not marked as a whole, and the verdict pays for it. ``attempts`` counts the
-    versions of each text that are tried. ``translate_back`` also scores each foreign text after it was
-    translated into English, and counts both. ``reader`` names the language model that reads the texts: a
-    host's name or path, ``host``, ``none``, or None for that of the exported detector, if it has one.
-    ``roots`` are certificates under which signers of manifests are trusted.
+    ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`).
+
+    - ``calibration``: a file that ``dewmark calibrate`` wrote, for one key; z becomes a rank among its texts.
+    - ``tokens`` adds every token's score to the rows, ``coverage`` says where in a marked text the mark is.
+    - ``passages`` also searches texts that are not marked as a whole, and the verdict pays for it.
+    - ``attempts`` counts the versions of each text that are tried.
+    - ``translate_back`` also scores foreign texts after they were translated into English, and counts both.
+    - ``reader``: a host's name or path, ``host``, ``none``, or None for that of the exported detector.
+    - ``roots`` are certificates under which signers of manifests are trusted.
     """
 
     keys: tuple[Path, ...] = ()
