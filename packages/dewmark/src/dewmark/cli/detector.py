@@ -72,7 +72,7 @@ def export(
     write_page = PAGES["detector"] if page is not None else None
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
-        from dewmark.batch.audit_report import with_audit
+        from dewmark.batch.negatives import with_audit
         from dewmark.capabilities import HasPublicHalf, capability
         from dewmark.detector import Detector
         from dewmark.scheme import reader_name

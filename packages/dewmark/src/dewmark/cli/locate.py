@@ -109,7 +109,7 @@ def _draw(scored: Scored, names: Mapping[str, str], console: Console, *, text: b
         key = "" if name is None else f"key {printable(name)} ({passage.key_fingerprint}), "
         console.print(f"  {number}. {key}{passage_sentence(passage)}: {_ends(passage)}")
     if text:
-        console.print(_coloured(console, scored.text, found), end="\n\n")
+        console.print(_coloured(scored.text, found), end="\n\n")
 
 
 def _ends(passage: Passage) -> str:
@@ -118,14 +118,14 @@ def _ends(passage: Passage) -> str:
     return f"“{flat}”" if len(flat) <= 2 * _QUOTED else f"“{flat[:_QUOTED]} … {flat[-_QUOTED:]}”"
 
 
-def _coloured(console: Console, text: str, found: Located) -> Text:
+def _coloured(text: str, found: Located) -> Text:
     """The text: passages in brackets with their tokens coloured by score, the rest dim."""
     from rich.text import Text
 
-    from dewmark.cli.token_colours import styles
+    from dewmark.cli.token_colours import STYLES
     from dewmark.reports.detection_display import group_by_passage, level, spans
 
-    steps, drawn = styles(console), Text()
+    drawn = Text()
     places = [(passage.start, passage.end) for passage in found.passages]
     for place, inside in group_by_passage(spans(text, found.detection.tokens), places):
         if place is None:
@@ -133,6 +133,6 @@ def _coloured(console: Console, text: str, found: Located) -> Text:
             continue
         drawn.append(f"⟦{place + 1} ", style="bold green")
         for span in inside:
-            drawn.append(printable(span.text), style=steps[level(span.score)] if span.scored else "")
+            drawn.append(printable(span.text), style=STYLES[level(span.score)] if span.scored else "")
         drawn.append(" ⟧", style="bold green")
     return drawn

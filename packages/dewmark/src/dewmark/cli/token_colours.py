@@ -1,7 +1,7 @@
 """Detections for people: a verdict on one line, tokens coloured by their scores; both as a page, too.
 
-Token backgrounds are pastel with black text, so that they are readable on dark and light terminals. Terminals
-with 16 colours, which would show all pastels as white, get fewer and plainer steps. Rich honours NO_COLOR.
+Token backgrounds are pastel with black text, so that they are readable on dark and light terminals.
+Rich honours NO_COLOR.
 """
 
 from __future__ import annotations
@@ -44,40 +44,27 @@ _VERDICT = {
     Verdict.TOO_SHORT: "bold yellow",
     Verdict.UNSUPPORTED_LANGUAGE: "bold yellow",
 }
-_PASTEL = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
-_PLAIN = {
-    **dict.fromkeys((-4, -3), "black on bright_yellow"),
-    **dict.fromkeys((-2, -1), "yellow"),
-    0: "",
-    **dict.fromkeys((1, 2), "blue"),
-    **dict.fromkeys((3, 4), "black on bright_blue"),
-}
+STYLES = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
+"""The style of each colour step."""
 
 
-def styles(console: Console) -> dict[int, str]:
-    """The style of each colour step, as far as the console can show it."""
-    return _PLAIN if console.color_system in ("standard", "windows") else _PASTEL
-
-
-def colour_tokens(console: Console, text: str, detection: Detection) -> Text:
+def colour_tokens(text: str, detection: Detection) -> Text:
     """The text with each token's background set by its score; tokens without a score are dim."""
-    steps = styles(console)
     coloured = Text()
     for span in spans(text, detection.tokens):
-        coloured.append(printable(span.text), style=steps[level(span.score)] if span.scored else "dim")
+        coloured.append(printable(span.text), style=STYLES[level(span.score)] if span.scored else "dim")
     return coloured
 
 
-def legend(console: Console) -> Text:
+def legend() -> Text:
     """The legend of the token colours."""
-    steps = styles(console)
     return Text.assemble(
         ("token scores ", "dim"),
-        (" against a mark ", steps[-4]),
-        ("  −  ", steps[-2]),
-        (" near 0 ", steps[0]),
-        ("  +  ", steps[2]),
-        (" for a mark ", steps[4]),
+        (" against a mark ", STYLES[-4]),
+        ("  −  ", STYLES[-2]),
+        (" near 0 ", STYLES[0]),
+        ("  +  ", STYLES[2]),
+        (" for a mark ", STYLES[4]),
         ("  not scored", "dim"),
     )
 
