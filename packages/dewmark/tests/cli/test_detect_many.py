@@ -124,10 +124,6 @@ class TestManyKeys:
         assert {row["keys"] for row in found} == {3}
         assert (found[3]["p_value"], found[3]["p_adjusted"]) == (1.0, None)
 
-    def test_the_level_is_that_of_all_keys_together(self, run, host, keys, texts):
-        found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--fpr", "2e-6"))
-        assert found[0]["verdict"] == "not_marked"  # 1e-6 of one key is 3e-6 of three
-
     def test_plain_output(self, run, host, keys, texts):
         first, _, third, fourth, _ = run("detect", "--keys", keys, "--jsonl", texts).out.splitlines()
         assert "marked: p = 3e-06 (1 in 330,000 keys would score this text so high), z = 4.75" in first
@@ -148,10 +144,6 @@ class TestManyKeys:
             (keys / f"{name}.key").unlink()
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json"))
         assert (found[0]["keys"], found[0]["p_value"]) == (1, pytest.approx(1e-6))
-
-    def test_tokens(self, run, host, keys, texts):
-        found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--tokens"))
-        assert found[0]["tokens"][5]["score"] == 1.5
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -90,19 +90,3 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
     ]
     assert ranks[0] == ranks[1] == ranks[2]
     assert no_secret_in(tmp_path, but=key_file)
-
-
-def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
-    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_prompts(prompts)
-    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--strength", 4, "--out", out]
-    assert run("generate", "--key", key_file, *common).code == 0
-    for i in range(4):
-        Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")
-    found = json_lines(run("detect", "--keys", tmp_path, "--set", "strength=4", "--jsonl", out, "--json").out)
-    assert sum(row["verdict"] == "marked" and row["key_file"] == str(key_file) for row in found) >= 5
-    alone = json_lines(run("detect", "--key", key_file, "--set", "strength=4", "--jsonl", out, "--json").out)
-    for one, many in zip(alone, found, strict=True):
-        if many["key_file"] == str(key_file):
-            assert many["p_value_of_key"] == pytest.approx(one["p_value"], rel=1e-3)
-            assert many["keys"] == 5

@@ -75,9 +75,14 @@ class Source(ABC):
     def read(self, block: Block) -> list[Document]:
         """The texts of a block; errors name the file and the line."""
 
-    @abstractmethod
+    @property
+    def files(self) -> list[str]:
+        """The paths or URLs of the files."""
+        return [self.where]
+
     def identity(self) -> dict[str, object]:
         """Identifies the input's content without reading it (name, size, time of the last change)."""
+        return {"input": shown(self.where), "bytes": [size_of(file) for file in self.files]}
 
     def absolute(self) -> Source:
         """The same with an absolute path, for processes with another working directory."""
@@ -130,10 +135,6 @@ class JsonlSource(Source):
             for i, (number, row) in enumerate(rows)
         ]
 
-    def identity(self) -> dict[str, object]:
-        """See `Source.identity`."""
-        return {"input": shown(self.where), "bytes": size_of(self.where)}
-
 
 @dataclass(frozen=True)
 class ParquetSource(Source):
@@ -178,10 +179,6 @@ class ParquetSource(Source):
             self._parse(row, f"{shown(file)}, row {block.line + i}", block.first + i)
             for i, row in enumerate(rows)
         ]
-
-    def identity(self) -> dict[str, object]:
-        """See `Source.identity`."""
-        return {"input": shown(self.where), "bytes": [size_of(file) for file in self.files]}
 
 
 def is_url(where: str) -> bool:
