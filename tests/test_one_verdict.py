@@ -60,7 +60,7 @@ def sentences() -> list[str]:
 
 
 def texts_near(
-    key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, length: int = 9
+    key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, length: int = 3
 ) -> list[str]:
     """Texts whose z under a key lies in an interval, of sentences drawn with a preference for a large z."""
     detector = dewmark.load_scheme(key)
@@ -77,7 +77,7 @@ def texts_near(
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=0.9), SHORT, WELSH]
+    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=1.4), SHORT, WELSH]
 
 
 @pytest.fixture(scope="module")

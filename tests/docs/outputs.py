@@ -29,7 +29,7 @@ from dewmark.core.keys import Key
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TEXTS = DOCS / "examples" / "texts.jsonl"
-PAGES = ("detection.md", "audit.md", "lexicon.md")
+PAGES = ("detection.md", "audit.md")
 REQUESTS = {
     "chat": "Write a short story about a baker who opens a shop in a new town.",
     "mail": "Describe a garden in late summer, and the people who work in it.",

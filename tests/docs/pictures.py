@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> s
     """What ``dewmark demo`` shows, for the committed texts."""
     from dewmark import load_scheme
     from dewmark.cli.demo import Case, human_paragraph, show
-    from dewmark.cli.token_colours import save_svg
+    from dewmark.cli.token_colours import recorder
     from dewmark.types import Verdict
 
     scheme, marked, unmarked = load_scheme(key("chat")), texts["chat-0"], texts["unmarked-0"]
@@ -57,12 +57,11 @@ def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> s
         Case("human paragraph", "", human_paragraph(), found[2], Verdict.NOT_MARKED),
         Case("wrong key", request, marked["text"], wrong, Verdict.NOT_MARKED),
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "demo.svg"
-        save_svg(
-            path, lambda console: show(console, cases, marked["setting"]), title="dewmark demo", width=112
-        )
-        return path.read_text(encoding="utf-8")
+    console = recorder(width=112)
+    show(console, cases, marked["setting"])
+    svg = console.export_svg(title="dewmark demo", unique_id="dewmark")
+    # rich embeds a link to a web font; the reader's own monospace font will do
+    return re.sub(r"@font-face\s*\{[^}]*\}", "", svg)
 
 
 def found_and_price(host: str) -> list[tuple[str, float, float, float]]:

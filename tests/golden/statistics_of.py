@@ -60,12 +60,12 @@ def audits(world: worlds.World) -> dict[str, Any]:
 
 
 def calibrations(world: worlds.World) -> dict[str, Any]:
-    """Ranks among thirty negatives in two groups, one of them too short."""
+    """Ranks among thirty negatives, one of them too short."""
     found = {}
     for mark in _JUDGED:
         bound = world.bind(mark)
         texts = [unmarked(i, 70 if i else 4) for i in range(31)]
-        negatives = [(one, f"group {i % 2}") for i, one in enumerate(detecting.detect(bound, texts))]
+        negatives = detecting.detect(bound, texts)
         (marked,) = writing.write(world.host(mark), bound, PROMPTS[:1], seeds=SEEDS[:1], tokens=40)
         detections = detecting.detect(bound, [marked["text"], unmarked(100)])
         folder = world.folder / f"calibration {len(list(world.folder.glob('calibration*')))}"

@@ -67,13 +67,13 @@ def text(host, watermark) -> str:
 
 def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, text, tmp_path) -> None:
     plain = watermark.detect(text, prompt=PROMPT)
-    found = watermark.detect(text, prompt=PROMPT, reader="host")
+    found = watermark.detector(reader="host").detect(text, prompt=PROMPT)
     assert (plain.reader, found.reader) == (None, "tiny")
     assert found.z != pytest.approx(plain.z, abs=1e-3)
     assert Tiny.runs == 1  # explaining where the mark is does not read again
     by_name = load_scheme(KEY, reader="tiny").detect(text, prompt=PROMPT)
     (many,) = identify([text], [KEY, Key(bytes(32))], prompts=[PROMPT], reader="tiny")
-    found_in = watermark.locate(text, prompt=PROMPT, reader=host).detection
+    found_in = watermark.detector(reader=host).locate(text, prompt=PROMPT).detection
     watermark.detector(reader="host").save(tmp_path / "detector")
     stored = Detector.load(tmp_path / "detector")
     exported = stored.detect(text, prompt=PROMPT)
@@ -83,7 +83,6 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
     assert json.loads((tmp_path / "detector" / "detector.json").read_text())["reader"] == "tiny"
     left_out = Detector.load(tmp_path / "detector", reader="none").detect(text, prompt=PROMPT)
     assert left_out.z == pytest.approx(plain.z, abs=1e-4)
-    assert stored.detect(text, prompt=PROMPT, reader="none").z == pytest.approx(plain.z, abs=1e-4)
     assert stored.scheme.config_hash != Detector.load(tmp_path / "detector", reader="none").scheme.config_hash
 
 
@@ -103,7 +102,7 @@ def test_files_and_the_command_line(watermark, text, tmp_path) -> None:
     KEY.save(tmp_path / "a.key")
     Key(bytes(32)).save(tmp_path / "b.key")
     (tmp_path / "texts.jsonl").write_text(json.dumps({"id": 1, "text": text, "prompt": PROMPT}) + "\n")
-    expected = watermark.detect_batch([text], prompts=[PROMPT], reader="host")[0]
+    expected = watermark.detector(reader="host").detect(text, prompt=PROMPT)
     spec = DetectorSpec(keys=(tmp_path / "a.key",), reader="tiny")
     assert spec.open().identity != dataclasses.replace(spec, reader=None).open().identity
     for keys in (["a.key"], ["a.key", "b.key"]):

@@ -17,7 +17,7 @@ from dewmark.core.projections import draw_projections, projection_dim
 from dewmark.scheme import BoundScheme
 from dewmark.stats.audit import audit
 from dewmark.stats.calibration import Calibration
-from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak
+from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak_min
 from dewmark.text.languages import guess_language
 from dewmark.text.words import words
 from dewmark.types import Detection
@@ -105,19 +105,17 @@ def retention_numbers(bound: BoundScheme, pairs: Sequence[tuple[str, str]]) -> d
 
 
 def calibration_numbers(
-    negatives: Sequence[tuple[Detection, str]], detections: Sequence[Detection], folder: Path
+    negatives: Sequence[Detection], detections: Sequence[Detection], folder: Path
 ) -> dict[str, Json]:
     """Thresholds and ranks among negatives, before and after the calibration was stored."""
-    made = Calibration.from_detections(negatives, config_hash="golden", by="group")
+    made = Calibration.from_detections(negatives, config_hash="golden")
     made.save(folder / "calibration.json")
     again = Calibration.load(folder / "calibration.json")
     return {
-        "negatives": {name: np.asarray(z) for name, z in again.groups.items()},
+        "negatives": again.z,
         "too short": again.too_short,
-        "thresholds": {name: again.threshold(0.1, group=name) for name in again.groups},
-        "pooled thresholds": [again.threshold(rate) for rate in (0.05, 0.1, 0.5)],
+        "thresholds": [again.threshold(rate) for rate in (0.05, 0.1, 0.5)],
         "p": [again.p_value(one.z) for one in detections],
-        "p by group": [again.p_value(one.z, group=name) for one in detections for name in again.groups],
         "verdicts": [again.apply(one).verdict.value for one in detections],
     }
 
@@ -134,7 +132,7 @@ def multiple_numbers(p_values: Sequence[float]) -> dict[str, Json]:
     return {
         "p by Holm": holm(p_values),
         "p by Benjamini and Hochberg": benjamini_hochberg(p_values),
-        "p by Šidák": sidak(p_values),
+        "p by Šidák": [sidak_min(p, tests=len(p_values)) for p in p_values],
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.batch.many import export_kgw
 
 from dewmark import translation
-from dewmark.batch import DetectorSpec, TextRow, scorers
+from dewmark.batch import DetectorSpec, Document, scorers
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
@@ -58,7 +58,7 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
     seconds = [None if second is None else f"en:{second}" for _, second in values]
     monkeypatch.setattr(translation, "translate_back", lambda texts, **_: seconds)
     monkeypatch.setattr(scorers, "detect_texts", detect)
-    return scorer([TextRow(i, str(first), "a prompt") for i, (first, _) in enumerate(values)])
+    return scorer([Document(str(first), i, "a prompt") for i, (first, _) in enumerate(values)])
 
 
 def test_both_attempts_count(monkeypatch, detector):

@@ -31,7 +31,7 @@ from dewmark.stats.key_test import NOTHING
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR
-from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
+from dewmark.workspace import HostInfo, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
@@ -50,23 +50,17 @@ class DetectsMarks:
     """Detection with a bound ``scheme``, shared by `Detector` and `dewmark.Watermark`."""
 
     scheme: BoundScheme
-    _reader: Reads = None
+
+    @property
+    def detecting(self) -> BoundScheme:
+        """The scheme as it detects: with the reader, if there is one."""
+        return self.scheme
 
     def detect(
-        self,
-        text: str,
-        *,
-        prompt: str | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-        reader: Reads = None,
+        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
     ) -> Detection:
-        """Score one completion, and say where in it the mark is; a prompt, if known, is only context.
-
-        ``reader`` is a language model that says what was to be expected in each place (a name, ``host`` for
-        the one that writes, or ``none``); without it the detector's own reads, if it has one.
-        """
-        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test, reader=reader)[0]
+        """Score one completion, and say where in it the mark is; a prompt, if known, is only context."""
+        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
 
     def detect_batch(
         self,
@@ -75,10 +69,9 @@ class DetectsMarks:
         prompts: Sequence[str | None] | None = None,
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
-        reader: Reads = None,
     ) -> list[Detection]:
         """As `detect`, in one batch."""
-        bound = self._read_by(reader)
+        bound = self.detecting
         found = bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
         starts = [None] * len(texts) if prompts is None else prompts
         return [
@@ -95,24 +88,9 @@ class DetectsMarks:
 
         return Stream([self.scheme], prompt=prompt, fpr=fpr)
 
-    def locate(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, reader: Reads = None
-    ) -> Located:
+    def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
         """Find the marked passages of a text, even if the text as a whole is not found to be marked."""
-        return locate(text, self._read_by(reader), prompt=prompt, fpr=fpr)
-
-    def _read_by(self, reader: Reads) -> BoundScheme:
-        """The bound scheme with this reader; one that is named is opened once."""
-        reader = self._reader if reader is None else reader
-        if reader is None:
-            return self.scheme
-        known: dict[object, BoundScheme] = self.__dict__.setdefault("_readers", {})
-        if reader not in known:
-            known[reader] = self.scheme.reading_with(self._open_reader(reader))
-        return known[reader]
-
-    def _open_reader(self, reader: Reads) -> Expectations | None:
-        return open_reader(reader)
+        return locate(text, self.detecting, prompt=prompt, fpr=fpr)
 
 
 class Detector(DetectsMarks):

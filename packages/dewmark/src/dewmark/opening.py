@@ -81,15 +81,13 @@ def identify(
     prompts: Sequence[str | None] | None = None,
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
-    languages: LanguagePolicy | None = None,
     reader: Reads = None,
     progress: Progress | None = None,
 ) -> list[Identification]:
     """Say for each text which of several keys (models, tenants) marked it, if any.
 
     The verdict is corrected for the number of keys (`dewmark.verdict`). Each text is read once, however many
-    keys there are. ``languages`` says which languages get verdicts; by default those that the scheme's
-    encoder knows.
+    keys there are.
     """
     if not keys:
         raise ConfigError("no key to compare with: give at least one")
@@ -98,7 +96,7 @@ def identify(
     info, workspace = _surroundings(chosen, host, tokenizer, progress)
     workspace = dataclasses.replace(workspace, expectations=expectations)
     rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
-    policy = languages or LanguagePolicy(known=chosen.languages, every=chosen.language_free)
+    policy = LanguagePolicy(known=chosen.languages, every=chosen.language_free)
     return [
         identified([language.applied(detection) for detection in row], fpr=fpr)
         for language, row in zip(policy.read(texts), rows, strict=True)

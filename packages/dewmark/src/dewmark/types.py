@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from collections.abc import Sequence
@@ -18,10 +19,31 @@ __all__ = [
     "Identification",
     "Looks",
     "Passage",
+    "Plain",
     "TokenScore",
     "TokenScores",
     "Verdict",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A result that consists of plain values and of other results."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; None for numbers that are not finite."""
+        return {each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self)}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any field
+    if isinstance(value, Plain):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 _LONG = 48  # tokens; prose of this length has about three times the effective length that a verdict needs
 
@@ -46,7 +68,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class Looks(Plain):
     """Everything that one text was examined for, all of which its p-value pays for (`dewmark.verdict`).
 
     ``attempts`` are versions of the text, such as translations back; ``passages`` says that they were
@@ -56,10 +78,6 @@ class Looks:
     keys: int = 1
     attempts: int = 1
     passages: bool = False
-
-    def to_dict(self) -> dict[str, int | bool]:
-        """Plain JSON values."""
-        return {"keys": self.keys, "attempts": self.attempts, "passages": self.passages}
 
     def __str__(self) -> str:
         """All looks beyond one, such as ``50 keys, 2 attempts and all passages``; empty if there are none."""
@@ -129,7 +147,7 @@ class Extent(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Plain):
     """A marked passage: characters [start, end) of the text.
 
     ``p_value`` is corrected for the search over all passages and keys: the share of keys under which any
@@ -148,13 +166,9 @@ class Passage:
     share: float
     key_fingerprint: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(Plain):
     """Where in a marked text the mark is.
 
     ``extent`` is `Extent.PART` if the rest of the text, outside the ``passages``, carries no evidence and
@@ -168,15 +182,6 @@ class Coverage:
     p_rest: float | None
     passages: tuple[Passage, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "extent": self.extent and self.extent.value,
-            "share": self.share,
-            "p_rest": self.p_rest,
-            "passages": [passage.to_dict() for passage in self.passages],
-        }
-
     def __str__(self) -> str:
         places = ", ".join(f"characters {passage.start} to {passage.end}" for passage in self.passages)
         if self.extent is Extent.PART:
@@ -185,7 +190,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgeryTest:
+class ForgeryTest(Plain):
     """Whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
 
     The mark is tested twice, independently: where a forger learns it first (``z_head``) and where last
@@ -200,16 +205,12 @@ class ForgeryTest:
     p_tail: float
     p_alike: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
     def __str__(self) -> str:
         return "attributable" if self.attributable else "not attributable"
 
 
 @dataclass(frozen=True, slots=True)
-class Detection:
+class Detection(Plain):
     """The verdict on one text and the numbers behind it.
 
     ``score`` is the scheme's mean token score, ``z`` the standardised test statistic, ``p_value`` the share
@@ -246,7 +247,6 @@ class Detection:
     language: str | None = None
     language_known: bool | None = None
     carrying: float | None = None
-    coverage: Coverage | None = field(default=None, repr=False)
     looks: Looks = Looks()
     n_hypotheses: int = 1
     member: int | None = None
@@ -255,6 +255,7 @@ class Detection:
     epoch: str | None = None
     forgery: ForgeryTest | None = field(default=None, repr=False)
     reader: str | None = None
+    coverage: Coverage | None = field(default=None, repr=False)
 
     @property
     def is_marked(self) -> bool:
@@ -268,30 +269,8 @@ class Detection:
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         """Plain JSON values; None for numbers that are not finite."""
-        row: dict[str, Any] = {
-            "verdict": self.verdict.value,
-            "p_value": _finite(self.p_value),
-            "z": _finite(self.z),
-            "score": _finite(self.score),
-            "effective_length": _finite(self.effective_length),
-            "tokens_scored": self.tokens_scored,
-            "test": self.test,
-            "fpr": self.fpr,
-            "scheme": self.scheme,
-            "key_fingerprint": self.key_fingerprint,
-            "language": self.language,
-            "language_known": self.language_known,
-            "carrying": self.carrying,
-            "looks": self.looks.to_dict(),
-            "n_hypotheses": self.n_hypotheses,
-            "member": self.member,
-            "payload": self.payload,
-            "payload_confidence": self.payload_confidence,
-            "epoch": self.epoch,
-            "forgery": self.forgery and self.forgery.to_dict(),
-            "reader": self.reader,
-            "coverage": self.coverage and self.coverage.to_dict(),
-        }
+        names = (each.name for each in dataclasses.fields(self) if each.name != "tokens")
+        row = {name: _plain(getattr(self, name)) for name in names}
         if tokens:
             row["tokens"] = [token.to_dict() for token in self.tokens]
         return row
@@ -347,14 +326,14 @@ class Identification:
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         """Plain JSON values: the best key's result, corrected for all keys."""
         alone = self.detections[self.index].p_value
-        return {**self.best.to_dict(tokens=tokens), "p_value_of_key": _finite(alone)}
+        return {**self.best.to_dict(tokens=tokens), "p_value_of_key": _plain(alone)}
 
     def __str__(self) -> str:
         return f"{self.best}, over {len(self.detections)} keys"
 
 
 @dataclass(frozen=True, slots=True)
-class DraftCount:
+class DraftCount(Plain):
     """The cost of choosing between drafts: the sentences of a text, all their drafts, and the failures.
 
     ``gave_up`` counts the sentences for which no draft within the limit carried the mark.
@@ -363,10 +342,6 @@ class DraftCount:
     sentences: int
     drafts: int
     gave_up: int
-
-    def to_dict(self) -> dict[str, int]:
-        """Plain JSON values."""
-        return {"sentences": self.sentences, "drafts": self.drafts, "gave_up": self.gave_up}
 
     def __add__(self, other: DraftCount) -> DraftCount:
         return DraftCount(
@@ -400,7 +375,3 @@ class Generation:
 
     def __str__(self) -> str:
         return self.text
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ from dewmark.policy import Policy, policed
 from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation
-from dewmark.workspace import Expectations, HostInfo, Progress
+from dewmark.workspace import HostInfo, Progress
 
 if TYPE_CHECKING:
     from dewmark.opening import Reads
@@ -190,12 +190,22 @@ class Watermark(DetectsMarks):
             decoding = self.chat_format.decoding if chat else DEFAULT_DECODING
         return dataclasses.replace(decoding, **options)
 
-    def detector(self, *, reader: Reads = None) -> Detector:
-        """The detector for these marks, which can be saved; it needs no host weights unless a host reads."""
-        return Detector(self._read_by(reader))
+    @functools.cached_property
+    def detecting(self) -> BoundScheme:
+        """The scheme as it detects: with the reader, which is opened on first use."""
+        return self.detector(reader=self._reader).scheme
 
-    def _open_reader(self, reader: Reads) -> Expectations | None:
-        return open_reader(self.host if reader == "host" else reader, progress=self._progress)
+    def detector(self, *, reader: Reads = None) -> Detector:
+        """The detector for these marks, which can be saved; it needs no host weights unless a host reads.
+
+        ``reader`` is a language model that says what was to be expected in each place (a name, ``host`` for
+        the one that writes, or ``none``), by default the watermark's own.
+        """
+        reader = self._reader if reader is None else reader
+        if reader is None:
+            return Detector(self.scheme)
+        opened = open_reader(self.host if reader == "host" else reader, progress=self._progress)
+        return Detector(self.scheme.reading_with(opened))
 
 
 def _one(value: _T | None) -> list[_T] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.batch.many import DyingWorker, export_kgw, read, texts, write_jsonl, write_parquet
 
-from dewmark.batch import DetectorSpec, TextRow, detect_file, detecting, open_source
+from dewmark.batch import DetectorSpec, Document, detect_file, detecting, open_source
 from dewmark.batch.detecting import ScoringWorker
 from dewmark.core.keys import Key
 from dewmark.errors import (
@@ -35,7 +35,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(detector: Path) -> list[dict]:
     """The rows, scored in one batch in memory."""
-    scored = DetectorSpec(detector=detector).open()([TextRow(row["id"], row["text"]) for row in ROWS])
+    scored = DetectorSpec(detector=detector).open()([Document(row["text"], row["id"]) for row in ROWS])
     rows = [each.row for each in scored]
     tested = [row for row in rows if row["verdict"] != "too_short"]
     adjusted = dict.fromkeys(row["id"] for row in rows)
@@ -67,24 +67,16 @@ def test_formats(detector, expected, tmp_path, source, out):
     assert not made.with_name(made.name + ".partial").exists()
 
 
-def test_two_workers_give_the_same_rows(detector, expected, jsonl, tmp_path):
-    made = tmp_path / "out.jsonl"
-    found = detect_file(jsonl, made, detector, workers=2, block_size=8)
-    assert (found.rows, found.resumed_from, found.blocks_retried) == (57, 0, 0)
-    assert read(made) == expected
-
-
-def test_tokens_and_mixed_ids_without_adjustment(detector, tmp_path):
+def test_tokens_and_mixed_ids(detector, tmp_path):
     rows = [{**row, "id": f"t{row['id']}" if row["id"] % 2 else row["id"]} for row in ROWS]
     given = write_jsonl(tmp_path / "in.jsonl", rows)
     spec = DetectorSpec(detector=detector, tokens=True)
     for name in ("o.parquet", "o.jsonl"):
-        detect_file(given, tmp_path / name, spec, adjust=False)
+        detect_file(given, tmp_path / name, spec)
     columns, lines = read(tmp_path / "o.parquet"), read(tmp_path / "o.jsonl")
     assert [row["tokens"] for row in columns] == [row["tokens"] for row in lines]
     assert [row["id"] for row in lines] == [row["id"] for row in rows]
     assert [row["id"] for row in columns] == [str(row["id"]) for row in rows]  # a column has one type
-    assert "p_adjusted" not in columns[0]
 
 
 def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypatch):
@@ -141,7 +133,9 @@ def test_a_bad_row_ends_the_run_and_keeps_the_blocks_before_it(detector, tmp_pat
     assert len((tmp_path / "out.jsonl.partial").read_text(encoding="utf-8").splitlines()) == 1 + 4
 
 
-def test_the_block_of_a_killed_worker_is_retried(detector, expected, jsonl, tmp_path, monkeypatch):
+def test_two_workers_give_the_same_rows_even_if_one_is_killed(
+    detector, expected, jsonl, tmp_path, monkeypatch
+):
     monkeypatch.setattr(detecting, "ScoringWorker", DyingWorker)
     monkeypatch.setenv("DEWMARK_TEST_DIED", str(tmp_path / "died"))
     made = tmp_path / "out.parquet"
@@ -153,16 +147,14 @@ def test_the_block_of_a_killed_worker_is_retried(detector, expected, jsonl, tmp_
 def test_a_pickled_worker_contains_no_key(jsonl, tmp_path):
     Key(SECRET).save(tmp_path / "the.key")
     spec = DetectorSpec(keys=(tmp_path / "the.key",)).absolute()
-    sent = pickle.dumps(ScoringWorker(open_source(str(jsonl)), spec, None, {}))
+    sent = pickle.dumps(ScoringWorker(open_source(str(jsonl)), spec, {}))
     assert b"the.key" in sent
     assert SECRET not in sent
     assert SECRET.hex().encode() not in sent
 
 
 def test_a_worker_with_another_key_is_an_error(detector, jsonl):
-    worker = ScoringWorker(
-        open_source(str(jsonl)), DetectorSpec(detector=detector), None, {"keys": ["another"]}
-    )
+    worker = ScoringWorker(open_source(str(jsonl)), DetectorSpec(detector=detector), {"keys": ["another"]})
     with pytest.raises(KeyFileError, match="a worker has other files than this process"):
         worker()
 

@@ -23,7 +23,7 @@ def prompts(tmp_path: Path) -> Path:
 @pytest.fixture
 def writer() -> TextWriter:
     host = FakeHost()
-    return TextWriter(None, host.info, lambda: host)
+    return TextWriter(None, host.info, lambda: host, lambda: host.chat)
 
 
 def test_rows_and_seeds(prompts, writer, tmp_path):

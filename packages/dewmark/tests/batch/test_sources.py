@@ -63,11 +63,10 @@ def test_a_folder_of_parquet_files_is_one_source(tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_prompt_and_group(tmp_path, name):
-    rows = [{"text": "one", "prompt": "its own", "kind": "a"}, {"text": "two", "prompt": None, "kind": "b"}]
-    source = open_source(WRITERS[name](tmp_path / name, rows), prompt="given", by="kind")
-    items = list(source.rows(source.blocks(10)))
-    assert [(item.prompt, item.group) for item in items] == [("its own", "a"), ("given", "b")]
+def test_a_row_s_own_prompt_counts(tmp_path, name):
+    rows = [{"text": "one", "prompt": "its own"}, {"text": "two", "prompt": None}]
+    source = open_source(WRITERS[name](tmp_path / name, rows), prompt="given")
+    assert [item.prompt for item in source.rows(source.blocks(10))] == ["its own", "given"]
 
 
 def test_a_bad_row_is_reported_with_its_line(tmp_path):
@@ -100,9 +99,6 @@ def test_columns_are_checked_before_reading(tmp_path):
     file = write_parquet(tmp_path / "in.parquet", [{"body": "x", "id": 1}])
     with pytest.raises(InputError, match='has no column "text"; it has: body, id'):
         open_source(file).blocks(10)
-    file = write_parquet(tmp_path / "empty.parquet", ROWS[:1])
-    with pytest.raises(InputError, match='has no column "kind"'):
-        open_source(file, by="kind").blocks(10)
 
 
 def test_source_names(tmp_path):

@@ -53,14 +53,10 @@ def test_a_key_that_passes(audit, good):
 
 
 def test_the_table_fits_the_terminal(audit, good, monkeypatch):
-    tables = {}
-    for width in (80, 150):
-        monkeypatch.setenv("COLUMNS", str(width))
-        tables[width] = audit("--negatives", good).out.split("\n\n")[0]
-        assert "…" not in tables[width]
-        assert max(map(len, tables[width].splitlines())) <= width
-    assert "at 5%" in tables[150]
-    assert "at 5%" not in tables[80]
+    monkeypatch.setenv("COLUMNS", "80")
+    table = audit("--negatives", good).out.split("\n\n")[0]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_a_key_that_fails(audit, good, leaning):
@@ -88,17 +84,13 @@ def test_too_few_texts_do_not_fail_the_key(audit, tmp_path):
     assert "Cannot tell: 30 texts are too few" in result.out
 
 
-def test_output_files(audit, good, leaning, tmp_path):
-    out = tmp_path / "report"
+def test_the_file(audit, good, leaning, tmp_path):
+    out = tmp_path / "audit.json"
     assert audit("--negatives", good, leaning, "--out", out).code == 0
-    data = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    data = json.loads(out.read_text(encoding="utf-8"))
     assert len(data["judged"]) == data["texts"] == 600
     assert set(data["judged"][0]) == {"id", "kind", "language", "length", "p_value"}
-    assert (out / "qq.svg").read_text(encoding="utf-8").startswith("<svg")
-    page = (out / "audit.html").read_text(encoding="utf-8")
-    assert f"Audit of key {FINGERPRINT}" in page
-    assert "://" not in page
-    assert not any(SECRET.hex().encode() in file.read_bytes() for file in out.iterdir())
+    assert SECRET.hex() not in out.read_text(encoding="utf-8")
 
 
 def test_short_empty_and_repeated_texts_do_not_count(audit, good, tmp_path):
@@ -115,8 +107,8 @@ def test_text_files_and_the_response_field(audit, tmp_path):
     rows.write_text(
         '{"response": "Another with z=0.1 in a row.", "prompt": "p", "id": 7}\n', encoding="utf-8"
     )
-    audit("--negatives", file, rows, "--out", tmp_path / "out")
-    judged = json.loads((tmp_path / "out" / "audit.json").read_text(encoding="utf-8"))["judged"]
+    audit("--negatives", file, rows, "--out", tmp_path / "out.json")
+    judged = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["judged"]
     assert [row["id"] for row in judged] == [str(file), 7]
 
 
@@ -142,7 +134,7 @@ def test_bad_options(audit, good, arguments, said):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{}", "line 1 has no 'text' and no 'response'"),
+        ("{}", 'line 1 has no "text" and no "response"'),
         ('{"text": 3}', "line 1: text must be a string"),
         ('{"text": "a", "language": 3}', "line 1: language must be a string"),
         ('{"text": "a", "id": [1]}', "line 1: id must be text or a whole number"),
@@ -195,25 +187,21 @@ def test_the_packaged_texts(run, host, key_file, monkeypatch):
     assert row["texts"] == len(texts.documents)
 
 
-def test_a_report_says_what_this_key_does(run, tiny, key_file, tmp_path):
-    """audit --out, then detect --audit: the level under this key stands beside the p-value."""
+def test_a_detector_judges_languages_in_which_its_key_is_trusted(run, tiny, key_file, tmp_path):
+    """audit --out, then detector export --audit."""
     rng = np.random.default_rng(3)
-    path, out = tmp_path / "n.jsonl", tmp_path / "report"
-    rows = [{"text": " ".join(rng.choice(WORDS, size=90)), "language": "en"} for _ in range(24)]
-    rows += [{"text": " ".join(rng.choice(WORDS, size=60)), "language": "cy"} for _ in range(24)]
-    rows += [{"text": " ".join(rng.choice(WORDS, size=130)), "language": "cy"} for _ in range(24)]
+    path, out, exported = tmp_path / "n.jsonl", tmp_path / "audit.json", tmp_path / "detector"
+    lengths = {"en": [90] * 24, "cy": [60, 130] * 24}
+    rows = [
+        {"text": " ".join(rng.choice(WORDS, size=size)), "language": language}
+        for language, sizes in lengths.items()
+        for size in sizes
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     key = ["--key", key_file, *EVERY]
     assert run("audit", *key, "--negatives", path, "--out", out, "-q").code == 0
-    text = tmp_path / "t.txt"
-    text.write_text(rows[0]["text"])
-    row = json.loads(run("detect", *key, text, "--audit", out, "--json", "-q").out)
-    assert 0.0 < row["this_key_share"] < row["this_key_share_high"] < 1.0
-    said = run("detect", *key, text, "--audit", out / "audit.json", "-q").out.replace("\n", " ")
-    assert "under this key, about" in said
-    Key(bytes(32)).save(tmp_path / "other.key")
-    other = run("detect", "--key", tmp_path / "other.key", *EVERY, text, "--audit", out, "-q")
-    assert f"is the audit of key {FINGERPRINT}, but this key is" in other.error
-    exported = tmp_path / "detector"
     assert run("detector", "export", *key, "--out", exported, "--audit", out, "-q").code == 0
     assert json.loads((exported / "detector.json").read_text())["languages"]["audited"]
+    Key(bytes(32)).save(tmp_path / "other.key")
+    other = ["--key", tmp_path / "other.key", *EVERY, "--out", tmp_path / "other", "--audit", out, "-q"]
+    assert f"is the audit of key {FINGERPRINT}" in run("detector", "export", *other).error

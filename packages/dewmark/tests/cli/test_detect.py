@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -66,12 +68,6 @@ def test_plain_output(detect, texts):
     assert summary == "1 of 2 texts marked at level 0.01; 1 with q ≤ 0.01 (Benjamini-Hochberg over 2 texts)"
 
 
-def test_tokens_as_plain_lines_in_a_pipe(detect, texts):
-    lines = detect(texts[0], "--tokens").out.splitlines()
-    assert lines[1] == "0\t1\t-\t'A'"
-    assert lines[5].startswith("4\t5\t+1.500\t")
-
-
 def test_standard_input(detect, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MARKED.encode())))
     (row,) = json_lines(detect("-", "--json"))
@@ -87,12 +83,11 @@ def test_jsonl(detect, tmp_path):
         {"text": " \n"},
     ]
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
-    found = json_lines(detect("--jsonl", path, "--json", "--batch-size", 3))
+    found = json_lines(detect("--jsonl", path, "--json"))
     assert [row["id"] for row in found] == ["a", 7, "2", "3"]
     assert [row["verdict"] for row in found] == ["marked", "not_marked", "not_marked", "too_short"]
     assert found[3]["p_value"] == 1.0  # an empty completion is no evidence
     assert found[3]["key_fingerprint"] == FINGERPRINT
-    assert len(json_lines(detect("--jsonl", path, "--json", "--batch-size", 1))) == 4
 
 
 def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
@@ -128,12 +123,19 @@ def test_level_and_test_reach_the_detector(detect, texts):
     assert (row["verdict"], row["test"], row["fpr"]) == ("not_marked", "gaussian", 1e-7)
 
 
-def test_html(detect, texts, tmp_path):
-    page = tmp_path / "page.html"
-    assert detect(*texts, "--html", page).code == 0
+def test_html(detect, tmp_path):
+    """The page shows what a terminal would, runs nothing and fetches nothing."""
+    text, page = tmp_path / "a.txt", tmp_path / "page.html"
+    text.write_text(f"{MARKED} <script>alert('&')</script>", encoding="utf-8")
+    assert detect(text, text, "--html", page).code == 0
     source = page.read_text(encoding="utf-8")
     assert source.count("<article>") == 2
-    assert "1 of 2 texts marked" in source
+    assert "a.txt: </span><span" in source or "a.txt: <span" in source
+    shown = html.unescape(re.sub(r"<[^>]*>", "", source))
+    assert f"{MARKED} <script>alert('&')</script>" in shown
+    assert "<script" not in source
+    assert "default-src 'none'" in source
+    assert "does not mean" in source
 
 
 @pytest.mark.parametrize(
@@ -181,20 +183,18 @@ def test_bad_rows(detect, tmp_path, line, said):
         (["missing.txt"], "cannot read missing.txt"),
         (["."], "cannot read ."),
         (["--jsonl", "missing.jsonl"], "cannot read missing.jsonl"),
+        (["--in", "rows.txt"], "its name must end in .parquet or .jsonl"),
         (["TEXT", "--fpr", "0"], "fpr must lie in (0, 1), got 0"),
         (["TEXT", "--fpr", "1e400"], "fpr must lie in (0, 1), got inf"),
         (["TEXT", "--fpr", "one"], "--fpr"),
         (["TEXT", "--test", "magic"], "unknown test 'magic'; known: empirical, gaussian, key"),
         (["TEXT", "--test", "gausian"], "did you mean 'gaussian'?"),
         (["TEXT", "--test", "empirical"], "the empirical test needs a calibration"),
-        (["TEXT", "--group", "de"], "needs a calibration"),
-        (["TEXT", "--by", "language"], "give --calibration"),
         (["TEXT", "--scheme", "none"], "no mark to detect"),
         (["TEXT", "--scheme", "dwe"], "unknown scheme 'dwe'"),
         (["TEXT", "--set", "gama=1"], "unknown parameter 'gama'"),
         (["TEXT", "--host", "nowhere"], "no model 'nowhere'"),
         (["TEXT", "--detector", "somewhere"], "leave out key"),
-        (["TEXT", "--batch-size", "0"], "--batch-size"),
         (["TEXT", "--nonsense"], "--nonsense"),
     ],
 )
@@ -215,30 +215,3 @@ def test_a_key_that_others_can_read_gives_a_warning(run, host, texts, key_file):
     (line,) = result.err.splitlines()
     assert line.startswith("dewmark: warning: ")
     assert "chmod 600" in line
-
-
-def test_boilerplate_is_counted_once_or_dropped(run, host, numbers, key_file, tmp_path):
-    """Twenty copies of one form are one text among the false discoveries; without the form they are blank."""
-    form = "thank you for your order which we will send to you within five days of today z=3.0"
-    path = tmp_path / "in.jsonl"
-    texts = [*(f"{form} {i}" for i in range(20)), *(f"text {i} z=0.{i}" for i in range(10))]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-    def rows(*more: object) -> list[dict]:
-        out = run("detect", "--key", key_file, "--jsonl", path, "--json", "-q", *more).out
-        return [json.loads(line) for line in out.splitlines()]
-
-    kept, once = rows(), rows("--boilerplate", "once")
-    assert kept[0]["p_adjusted"] == pytest.approx(0.00135 * 30 / 20, rel=0.01)
-    assert once[0]["p_adjusted"] == pytest.approx(0.00135 * 11, rel=0.01)
-    assert once[0]["template"] == once[19]["template"] is not None
-    assert once[20]["template"] is None
-    out = tmp_path / "out.jsonl"
-    assert (
-        run("detect", "--key", key_file, "--in", path, "--out", out, "--boilerplate", "once", "-q").code == 0
-    )
-    stored = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["p_adjusted"] for row in stored] == pytest.approx([row["p_adjusted"] for row in once])
-    said = run("detect", "--key", key_file, path, "--boilerplate", "drop", "-q").error
-    assert said.startswith("--boilerplate compares the rows of a file")
-    assert "did you mean" in run("detect", "--key", key_file, "--jsonl", path, "--boilerplate", "drp").error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +65,7 @@ class TestManyTexts:
         assert "q =" not in line
 
     def test_streamed_rows_are_printed_while_scoring(self, detect, rows, monkeypatch, capsys):
+        monkeypatch.setattr("dewmark.batch.scorers._BATCH_SIZE", 1)
         printed: list[str] = []
         original = StubBound.detect_batch
 
@@ -75,35 +74,21 @@ class TestManyTexts:
             return original(self, texts, **rest)
 
         monkeypatch.setattr(StubBound, "detect_batch", spy)
-        detect("--jsonl", rows, "--json", "--no-adjust", "--batch-size", 1)
+        assert detect("--jsonl", rows, "--json").out.count("\n") == 7
+        assert "".join(printed) == ""
+        printed.clear()
+        monkeypatch.setattr("dewmark.cli.detect._HELD", 6)  # the file has 7 rows
+        detect("--jsonl", rows, "--json")
         assert [text.count("\n") for text in printed[1:]] == [1] * 5
         assert "p_adjusted" not in "".join(printed)
-        printed.clear()
-        assert detect("--jsonl", rows, "--json", "--batch-size", 1).out.count("\n") == 7
-        assert "".join(printed) == ""
 
-    @pytest.mark.parametrize("arguments", [["--no-adjust"], ["--tokens"], []])
+    @pytest.mark.parametrize("arguments", [["--tokens"], []])
     def test_the_summary_of_streamed_json_goes_to_stderr(self, detect, rows, monkeypatch, arguments):
-        monkeypatch.setattr("dewmark.cli.detect._HELD", 10 if arguments else 6)  # the file has 7 rows
+        monkeypatch.setattr("dewmark.cli.detect._HELD", 10 if arguments else 6)
         result = detect("--jsonl", rows, "--json", *arguments)
         assert all("verdict" in row and "p_adjusted" not in row for row in json_lines(result))
         assert result.err.endswith("1 with q ≤ 0.01 (Benjamini-Hochberg over 5 texts)\n")
         assert detect("--jsonl", rows, "--json", "-q", *arguments).err == ""
-
-    def test_adjust_works_for_any_number_of_texts(self, detect, rows, monkeypatch):
-        monkeypatch.setattr("dewmark.cli.detect._HELD", 2)
-        found = json_lines(detect("--jsonl", rows, "--json", "--tokens", "--adjust"))
-        assert all("p_adjusted" in row and "tokens" in row for row in found)
-
-    def test_a_pipe_is_streamed_because_its_length_is_unknown(self, detect, rows, tmp_path):
-        pipe = tmp_path / "pipe.jsonl"
-        os.mkfifo(pipe)
-        writer = threading.Thread(target=lambda: pipe.write_bytes(rows.read_bytes()))
-        writer.start()
-        found = json_lines(detect("--jsonl", pipe, "--json"))
-        writer.join()
-        assert len(found) == 7
-        assert "p_adjusted" not in found[0]
 
 
 KEYS = {"a": bytes(32), "b": SECRET, "c": bytes([7] * 32)}
@@ -139,10 +124,6 @@ class TestManyKeys:
         assert {row["keys"] for row in found} == {3}
         assert (found[3]["p_value"], found[3]["p_adjusted"]) == (1.0, None)
 
-    def test_the_level_is_that_of_all_keys_together(self, run, host, keys, texts):
-        found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--fpr", "2e-6"))
-        assert found[0]["verdict"] == "not_marked"  # 1e-6 of one key is 3e-6 of three
-
     def test_plain_output(self, run, host, keys, texts):
         first, _, third, fourth, _ = run("detect", "--keys", keys, "--jsonl", texts).out.splitlines()
         assert "marked: p = 3e-06 (1 in 330,000 keys would score this text so high), z = 4.75" in first
@@ -163,21 +144,6 @@ class TestManyKeys:
             (keys / f"{name}.key").unlink()
         found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json"))
         assert (found[0]["keys"], found[0]["p_value"]) == (1, pytest.approx(1e-6))
-
-    def test_the_page_shows_the_tokens_of_the_best_key(self, run, host, keys, texts, tmp_path):
-        page = tmp_path / "page.html"
-        assert run("detect", "--keys", keys, "--jsonl", texts, "--html", page).code == 0
-        source = page.read_text(encoding="utf-8")
-        assert "2 of 4 texts marked" in source
-        assert "key, corrected for 3 keys, level 0.01" in source
-        first = source.split("<article>")[1]
-        assert Key(SECRET).fingerprint in first
-        assert "+1.50" in first  # the stub's score under the right key
-        assert "-0.30" not in first
-
-    def test_tokens(self, run, host, keys, texts):
-        found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json", "--tokens"))
-        assert found[0]["tokens"][5]["score"] == 1.5
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -23,7 +23,7 @@ WORDS = ["the", "old", "bridge", "over", "river", "house", "water", "light", "ni
 
 
 def write_prompts(path: Path) -> None:
-    rows = [{"prompt": f"the {a} {b}"} for a in WORDS[:4] for b in WORDS[4:7]]
+    rows = [{"prompt": f"the {a} {b}"} for a in WORDS[:2] for b in WORDS[4:7]]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -34,7 +34,7 @@ def json_lines(text: str) -> list[dict]:
 def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
     prompts, out, unmarked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "unmarked.jsonl"
     write_prompts(prompts)
-    common = ["--prompts", prompts, "--max-new-tokens", 120, "--batch-size", 4, "--seed", 11]
+    common = ["--prompts", prompts, "--max-new-tokens", 120, "--batch-size", 2, "--seed", 11]
     strong = ["--set", "strength=4"]
     assert run("generate", "--key", key_file, *common, *strong, "--out", out).code == 0
     assert run("generate", "--scheme", "none", *common, "--out", unmarked).code == 0
@@ -46,13 +46,13 @@ def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
 
     detect = ["detect", "--key", key_file, *strong, "--json"]
     found = json_lines(run(*detect, "--jsonl", out).out)
-    assert sum(row["p_value"] < 0.01 for row in found) >= 10
+    assert sum(row["p_value"] < 0.01 for row in found) >= 5
     clean = json_lines(run(*detect, "--jsonl", unmarked).out)
-    assert sum(row["p_value"] < 0.01 for row in clean) <= 2
+    assert sum(row["p_value"] < 0.01 for row in clean) <= 1
     other = tmp_path / "other.key"
     Key(bytes(32)).save(other)
     wrong = json_lines(run("detect", "--key", other, *strong, "--json", "--jsonl", out).out)
-    assert sum(row["p_value"] < 0.01 for row in wrong) <= 2
+    assert sum(row["p_value"] < 0.01 for row in wrong) <= 1
 
     folder = tmp_path / "detector"
     assert run("detector", "export", "--key", key_file, *strong, "--host", "tiny", "--out", folder).code == 0
@@ -69,15 +69,6 @@ def no_secret_in(folder: Path, *, but: Path) -> bool:
     return not any(shape in path.read_bytes() for path in files for shape in shapes)
 
 
-def test_tokens_and_page_of_a_real_text(run, tiny, key_file, tmp_path):
-    text, page = tmp_path / "a.txt", tmp_path / "a.html"
-    text.write_text(" ".join(WORDS * 5), encoding="utf-8")
-    (row,) = json_lines(run("detect", "--key", key_file, text, "--json", "--tokens", "--html", page).out)
-    assert row["tokens_scored"] == sum(token["scored"] for token in row["tokens"])
-    assert "bridge" in {token["text"] for token in row["tokens"]}
-    assert page.read_text(encoding="utf-8").count("title=") >= 50
-
-
 def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_file, tmp_path):
     negatives, folder, text = tmp_path / "neg.jsonl", tmp_path / "detector", tmp_path / "a.txt"
     rows = [{"text": " ".join(random.Random(i).choices(MANY, k=160))} for i in range(30)]
@@ -88,7 +79,7 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
     by_key = json_lines(run(*common, "--key", key_file, "--out", tmp_path / "a.json").out)
     by_folder = json_lines(run(*common, "--detector", folder, "--out", tmp_path / "b.json").out)
     assert by_key[0]["config_hash"] == by_folder[0]["config_hash"]
-    assert by_key[0]["pooled"]["negatives"] == 30
+    assert by_key[0]["negatives"] == 30
     ranks = [
         json_lines(run("detect", *given, text, "--json", "-q").out)[0]["p_value"]
         for given in (
@@ -99,19 +90,3 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
     ]
     assert ranks[0] == ranks[1] == ranks[2]
     assert no_secret_in(tmp_path, but=key_file)
-
-
-def test_which_key_a_real_text_carries(run, tiny, key_file, tmp_path):
-    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_prompts(prompts)
-    common = ["--prompts", prompts, "--max-new-tokens", 120, "--seed", 11, "--strength", 4, "--out", out]
-    assert run("generate", "--key", key_file, *common).code == 0
-    for i in range(4):
-        Key(bytes([i] * 32)).save(tmp_path / f"other{i}.key")
-    found = json_lines(run("detect", "--keys", tmp_path, "--set", "strength=4", "--jsonl", out, "--json").out)
-    assert sum(row["verdict"] == "marked" and row["key_file"] == str(key_file) for row in found) >= 10
-    alone = json_lines(run("detect", "--key", key_file, "--set", "strength=4", "--jsonl", out, "--json").out)
-    for one, many in zip(alone, found, strict=True):
-        if many["key_file"] == str(key_file):
-            assert many["p_value_of_key"] == pytest.approx(one["p_value"], rel=1e-3)
-            assert many["keys"] == 5

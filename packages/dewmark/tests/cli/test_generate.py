@@ -165,29 +165,6 @@ def test_one_prompt_goes_to_stdout(run, host, key_file):
     assert on["prompt"] == "Once"
 
 
-def test_marked_and_unmarked_side_by_side(run, host, key_file, monkeypatch):
-    command = ["generate", "--key", key_file, "--prompt", "Once", "--seed", 3, "--compare"]
-    rows = [json.loads(line) for line in run(*command, "--json").out.splitlines()]
-    assert [(row["id"], row["verdict"]) for row in rows] == [
-        ("marked text", "marked"),
-        ("unmarked text", "not_marked"),
-    ]
-    alone = ["generate", "--prompt", "Once", "--seed", 3, "--json"]
-    for row, how in zip(rows, (["--key", key_file], ["--scheme", "none"]), strict=True):
-        assert row["text"] == json.loads(run(*alone, *how).out)["text"].strip()
-        assert (row["prompt"], row["seed"], row["nats"]) == ("Once", 3, 1.5)
-    monkeypatch.setenv("COLUMNS", "120")
-    shown = run(*command)
-    assert [line.split() for line in shown.out.splitlines() if line.startswith("marked text")] == [
-        ["marked", "text", "unmarked", "text"]
-    ]
-    assert "1 in 1,000,000" in shown.out
-    assert "Price of the mark: +0.00 nats a token" in shown.out
-    assert "scheme dew, seed 3" in shown.err
-    for wrong in (["--scheme", "none"], ["--certificate", "a.pem"]):
-        assert "--compare writes one --prompt" in run(*command, *wrong, "-q").error
-
-
 def test_a_host_without_a_template_continues(run, host, key_file, monkeypatch):
     from dewmark.hosts.base import no_template
 

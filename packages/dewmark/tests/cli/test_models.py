@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dewmark.detector
-import dewmark.encoders.contexts
+import dewmark.encoders
 import dewmark.hosts
 import dewmark.models.packaged as packaged
 
@@ -97,17 +97,3 @@ def test_export_errors(run, host, key_file, tmp_path):
     assert "unknown parameter" in run(*export, "--set", "x=1", "-q").error
     assert not (tmp_path / "new").exists()
     assert "not a detector" in run("detect", "--detector", tmp_path / "full", key_file, "-q").error
-
-
-def test_lexicon_show(run):
-    assert run("models", "lexicon").out.startswith("use-m3-")
-    said = run("models", "lexicon", "The bridge", "xyzzy 1984").out
-    assert said == (
-        "the: at most 4 times a text\nbridge: at most once a text\n"
-        "xyzzy: at most once a text, by its spelling: it is not in the lexicon\n1984: no mark\n"
-    )
-    row = json.loads(run("models", "lexicon", "bridge", "--json").out)
-    assert row["marks_per_text"] == 1
-    failed = run("models", "lexicon", "--lexicon", "nothing")
-    assert failed.code == 2
-    assert "no lexicon 'nothing'" in failed.err

@@ -54,11 +54,6 @@ def test_plain_table(run) -> None:
     assert "Another model whose input embeddings replace" in one.out
 
 
-def test_quiet_drops_the_hint(run) -> None:
-    assert "--set" in run("schemes").out
-    assert "--set" not in run("schemes", "--quiet").out
-
-
 def test_an_unknown_scheme(run) -> None:
     assert "did you mean 'dew'" in run("schemes", "dwe").error
 

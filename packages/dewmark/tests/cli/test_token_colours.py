@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dewmark.cli.token_colours import colour_tokens, legend, save_svg, token_table, verdict_line
+from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
 from dewmark.types import Detection, TokenScore, Verdict
 
 TEXT = "red plain green \x1b[31mevil🙂"
@@ -25,21 +25,18 @@ FOUND = Detection(Verdict.MARKED, 1e-4, 3.7, 0.2, 5.0, 5, "key", 0.01, "dew", "a
 def shown(**options) -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, **options)
-    console.print(colour_tokens(console, TEXT, FOUND), legend(console))
+    console.print(colour_tokens(TEXT, FOUND), legend())
     return stream.getvalue()
 
 
 def test_control_characters_are_replaced():
-    plain = colour_tokens(Console(), TEXT, FOUND).plain
+    plain = colour_tokens(TEXT, FOUND).plain
     assert plain == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert "\x1b[31m" not in shown(color_system="truecolor")
 
 
 def test_colours_follow_scores():
-    styles = {
-        span.start: str(span.style)
-        for span in colour_tokens(Console(color_system="truecolor"), TEXT, FOUND).spans
-    }
+    styles = {span.start: str(span.style) for span in colour_tokens(TEXT, FOUND).spans}
     assert "on #ecad6d" in styles[0]
     assert "on #f2f2ee" in styles[3]  # near 0
     assert "on #859edd" in styles[9]
@@ -54,33 +51,9 @@ def test_no_color_is_honoured(monkeypatch):
     assert "48;2" not in shown(color_system="truecolor")
 
 
-def test_sixteen_colours_still_distinguish_signs():
-    basic = shown(color_system="standard")
-    assert "\x1b[30;103mred" in basic
-    assert "\x1b[30;104m green" in basic
-
-
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_a_line_for_every_verdict(verdict):
     found = Detection(verdict, 0.004, 2.6, 0.2, 50.0, 60, "key", 0.01, "dew", "ab12")
     line = verdict_line("a\x07.txt", found).plain
     assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict.words}: ")
     assert ("effective length 50 of 60" in line) == (verdict is not Verdict.UNSUPPORTED_LANGUAGE)
-
-
-def test_token_table():
-    rows = [line.split("\t") for line in token_table(FOUND).splitlines()]
-    assert rows[0] == ["0", "3", "-3.000", "'red'"]
-    assert rows[3][2] == "-"
-
-
-def test_svg_is_self_contained(tmp_path):
-    path = tmp_path / "picture.svg"
-    save_svg(
-        path, lambda console: console.print(colour_tokens(console, TEXT, FOUND), legend(console)), title="t"
-    )
-    picture = path.read_text(encoding="utf-8")
-    assert "#859edd" in picture
-    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "").replace(
-        "https://www.textualize.io", ""
-    )

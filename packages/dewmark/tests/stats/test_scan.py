@@ -15,9 +15,21 @@ from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats import scan as module
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, covariance, key_test
-from dewmark.stats.scan import Scan, Search, Units, locate, posterior, scan
+from dewmark.stats.scan import Scan, Search, Segment, Test, Units, posterior
 
 GAMMA = 0.5
+
+
+def scan(evidence: Evidence, *, draws: int = module.DRAWS) -> Scan:
+    """Every window of a text under one key."""
+    prepared = module.Search(evidence, draws=draws)
+    return prepared.scan(prepared.z(evidence.scores[:, None])[:, 0])
+
+
+def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
+    """The marked segments of a text under one key."""
+    (found,) = module.search([evidence], levels=[fpr], tests=[test])
+    return found.segments
 
 
 def text_like(units: int, *, seed: int = 0, d: int = 20) -> Evidence:

@@ -16,7 +16,7 @@ import torch
 from dewmark.sampling import Session
 from dewmark.scheme import State
 from dewmark.stats.key_test import Statistic, one_sided_p
-from dewmark.testing import CHECKS, Report, SchemeContract, Trial, check_scheme
+from dewmark.testing import CHECKS, Report, Trial, check_scheme
 from dewmark.testing.checks import expect_close, expect_error, expect_valid
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "own_scheme.py"
@@ -33,14 +33,14 @@ own = _example()
 TOKENS, KEYS = 120, 80
 
 
-class TestTheExample(SchemeContract):
-    """As a third party would write it, with shorter texts."""
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    return Trial(own.Halves(), tokens=TOKENS, keys=KEYS)
 
-    scheme = own.Halves()
 
-    @classmethod
-    def setup_class(cls) -> None:
-        cls.trial = Trial(cls.scheme, tokens=TOKENS, keys=KEYS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_example(check, trial) -> None:
+    check(trial)
 
 
 class Bound(own.BoundHalves):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.attack import Attack, text_seed
-from dewmark.batch.inputs import read_rows
+from dewmark.batch.inputs import read_documents
 from dewmark.errors import ConfigError
 from dewmark.storage import ResumableRows, read_jsonl
 from dewmark.workspace import Progress, silent
@@ -69,8 +69,7 @@ def attack_file(
 
 def read_attack_rows(path: Path) -> list[dict[str, Any]]:
     """All rows of a JSONL file with all their fields; every text is checked before the first is attacked."""
-    for _ in read_rows(path):
-        pass
+    read_documents(path)
     return [row for _, row in read_jsonl(path)]
 
 

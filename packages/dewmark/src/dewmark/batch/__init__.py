@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dewmark.batch.detecting import DetectResult, detect_file
     from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
-    from dewmark.batch.inputs import Prompt, TextRow, read_files, read_prompts, read_rows
+    from dewmark.batch.inputs import Document, Prompt, read_files, read_prompts
     from dewmark.batch.keyring import load_keys
-    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
+    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file
     from dewmark.batch.runners import Runner, open_runner
     from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, open_detector
     from dewmark.batch.sources import Source, open_source
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DetectResult",
     "DetectorSpec",
+    "Document",
     "GenerateResult",
     "Negatives",
     "Prompt",
@@ -43,12 +44,10 @@ __all__ = [
     "Scored",
     "Scorer",
     "Source",
-    "TextRow",
     "TextWriter",
     "audit_texts",
     "calibrate_file",
     "detect_file",
-    "draw_key",
     "generate_file",
     "load_keys",
     "open_detector",
@@ -56,15 +55,14 @@ __all__ = [
     "open_source",
     "read_files",
     "read_prompts",
-    "read_rows",
 ]
 
 _MODULES = {
     "detecting": "DetectResult detect_file",
     "generating": "GenerateResult TextWriter generate_file",
-    "inputs": "Prompt TextRow read_files read_prompts read_rows",
+    "inputs": "Document Prompt read_files read_prompts",
     "keyring": "load_keys",
-    "negatives": "Negatives audit_texts calibrate_file draw_key",
+    "negatives": "Negatives audit_texts calibrate_file",
     "runners": "Runner open_runner",
     "scorers": "DetectorSpec Scored Scorer open_detector",
     "sources": "Source open_source",

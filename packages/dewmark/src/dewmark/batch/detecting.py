@@ -9,7 +9,6 @@ resumed. When all blocks are there, ``OUT`` is made from them, with p-values adj
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from dewmark import storage
-from dewmark.batch.audit_report import AuditReport
-from dewmark.batch.boilerplate import Boilerplate, Mode, template_weights
 from dewmark.batch.inputs import batched, warn_other_scheme
 from dewmark.batch.runners import open_runner
 from dewmark.batch.scorers import DetectorSpec, Scorer
@@ -33,27 +30,13 @@ from dewmark.workspace import Progress, silent
 
 Row = dict[str, Any]
 
-_INTEGERS = {
-    "tokens_scored",
-    "keys",
-    "versions",
-    "n_hypotheses",
-    "member",
-    "payload",
-}  # columns of a Parquet file
-_STRINGS = {
-    "epoch",
-    "verdict",
-    "test",
-    "scheme",
-    "key_fingerprint",
-    "key_file",
-    "language",
-    "reader",
+# Columns of a Parquet file that are no floats.
+_INTEGERS = ("tokens_scored", "keys", "versions", "n_hypotheses", "member", "payload")
+_STRINGS = (
+    *("epoch", "verdict", "test", "scheme", "key_fingerprint", "key_file", "language", "reader"),
     "config_hash",
-    "template",
-    "this_key_group",
-}
+)
+_FLAGS = ("language_known", "translated_back")
 
 
 @dataclass(frozen=True)
@@ -85,9 +68,7 @@ class ScoringWorker:
 
     source: Source
     detector: DetectorSpec
-    batch_size: int | None
     identity: dict[str, object]
-    boilerplate: Boilerplate | None = None
 
     def __call__(self) -> Callable[[Block], list[Row]]:
         """Load the detector; returns the function that scores a block."""
@@ -101,11 +82,10 @@ class ScoringWorker:
 
     def work_with(self, scorer: Scorer) -> Callable[[Block], list[Row]]:
         """The function that scores a block with a loaded detector."""
-        size = self.batch_size or scorer.batch_size
-        score = scorer if self.boilerplate is None else functools.partial(self.boilerplate.scored, scorer)
 
         def work(block: Block) -> list[Row]:
-            return [each.row for batch in batched(self.source.read(block), size) for each in score(batch)]
+            batches = batched(self.source.read(block), scorer.batch_size)
+            return [each.row for batch in batches for each in scorer(batch)]
 
         return work
 
@@ -118,19 +98,14 @@ def detect_file(
     engine: str = "local",
     workers: int | None = None,
     block_size: int = 1024,
-    batch_size: int | None = None,
-    adjust: bool = True,
-    boilerplate: str = Mode.KEEP,
     progress: Progress = silent,
 ) -> DetectResult:
     """Score the texts of a JSONL or Parquet file (or URL) into a ``.jsonl`` or ``.parquet`` file.
 
     ``detector`` is a `DetectorSpec`, or the folder of an exported detector. ``engine`` is "local" or "ray"
     (the cluster that RAY_ADDRESS names, otherwise one on this machine), ``workers`` the number of processes,
-    by default 1 and, with Ray, all CPUs. ``block_size`` texts are scored and stored together. ``adjust`` adds
-    each text's p-value after Benjamini-Hochberg; ``boilerplate`` "once" lets all copies of one template count
-    as one text there, "drop" scores texts without what many rows share. A stopped run is resumed by the same
-    call.
+    by default 1 and, with Ray, all CPUs. ``block_size`` texts are scored and stored together. Rows have
+    their p-value after Benjamini-Hochberg, too. A stopped run is resumed by the same call.
     """
     out = Path(out)
     _check_format(out)
@@ -143,9 +118,7 @@ def detect_file(
     warn_other_scheme(
         itertools.islice(source.rows(blocks[:1]), 1), *str(scorer.identity["scheme"]).split(", ")
     )
-    shared = Boilerplate.of_source(source, Mode(boilerplate))
     run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
-    run["boilerplate"] = shared and shared.identity
     partial = out.with_name(f"{out.name}.partial")
     if out.exists() and not partial.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another name")
@@ -162,7 +135,7 @@ def detect_file(
     retried = 0
     if pending:
         with open_runner(engine, workers=workers) as runner:
-            worker = ScoringWorker(source, spec, batch_size, scorer.identity, shared)
+            worker = ScoringWorker(source, spec, scorer.identity)
             alone = engine == "local" and runner.workers == 1  # this process has the detector already
             opened = (lambda: worker.work_with(scorer)) if alone else worker
             for place, rows in runner.map(pending, opened, ordered=True):
@@ -173,7 +146,7 @@ def detect_file(
                 progress("scoring", done, total)
         retried = runner.retried
     summary = _Summary(_results(file))
-    _write(out, _results(file), summary, adjust=adjust)
+    _write(out, _results(file), summary)
     partial.unlink()
     return DetectResult(
         out=out,
@@ -198,7 +171,6 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
     """Everything that decides the rows, apart from the detector's own identity."""
     return {
         **source.identity(),
-        "by": source.by,
         "prompt": source.prompt,
         "fpr": spec.fpr,
         "test": spec.test,
@@ -206,9 +178,7 @@ def _identity(source: Source, spec: DetectorSpec, block_size: int) -> dict[str, 
         "passages": spec.passages,
         "coverage": spec.coverage,
         "attempts": spec.attempts,
-        "group": spec.group,
         "calibration": spec.calibration and storage.sha256_file(spec.calibration),
-        "audit": spec.audit and AuditReport.load(spec.audit).identity,
         "roots": spec.roots and storage.sha256_file(spec.roots),
         "block_size": block_size,
     }
@@ -226,31 +196,24 @@ class _Summary:
         self.rows = self.marked = 0
         self.integer_ids = True
         p_values = array("d")  # of the texts with a verdict
-        templates: list[str | None] = []
         for row in (row for rows in blocks for row in rows):
             self.rows += 1
             self.marked += row["verdict"] == Verdict.MARKED.value
             self.integer_ids &= isinstance(row["id"], int)
             if Verdict(row["verdict"]).conclusive:
                 p_values.append(row["p_value"])
-                if "template" in row:
-                    templates.append(row["template"])
-        weights = template_weights(templates) if templates else None
-        self.adjusted: Sequence[float] = (
-            benjamini_hochberg(p_values, weights=weights).tolist() if p_values else []
-        )
+        self.adjusted: Sequence[float] = benjamini_hochberg(p_values).tolist()
 
 
-def _write(out: Path, blocks: Iterable[list[Row]], summary: _Summary, *, adjust: bool) -> None:
+def _write(out: Path, blocks: Iterable[list[Row]], summary: _Summary) -> None:
     adjusted = iter(summary.adjusted)
     with storage.atomic_write(out) as stream:
         parquet = out.suffix == ".parquet"
         with _parquet_writer(stream, summary) if parquet else _jsonl_writer(stream) as write:
             for rows in blocks:
-                if adjust:
-                    for row in rows:
-                        tested = Verdict(row["verdict"]).conclusive
-                        row["p_adjusted"] = next(adjusted) if tested else None
+                for row in rows:
+                    tested = Verdict(row["verdict"]).conclusive
+                    row["p_adjusted"] = next(adjusted) if tested else None
                 write(rows)
 
 
@@ -270,7 +233,8 @@ def _parquet_writer(stream: IO[bytes], summary: _Summary) -> Iterator[Callable[[
             for row in rows:
                 row["id"] = str(row["id"])
         if not opened:
-            schema = arrow.schema([(name, _column_type(name, summary, arrow)) for name in rows[0]])
+            types = _column_types(summary, arrow)
+            schema = arrow.schema([(name, types.get(name, arrow.float64())) for name in rows[0]])
             opened.append(parquet.ParquetWriter(stream, schema))
         opened[0].write_table(arrow.Table.from_pylist(rows, schema=opened[0].schema))
 
@@ -278,36 +242,26 @@ def _parquet_writer(stream: IO[bytes], summary: _Summary) -> Iterator[Callable[[
     opened[0].close()
 
 
-def _column_type(name: str, summary: _Summary, arrow: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
-    if name == "id":
-        return arrow.int64() if summary.integer_ids else arrow.string()
-    if name == "tokens":
-        offsets = [(field, arrow.int64()) for field in ("start", "end")]
-        rest = [("score", arrow.float64()), ("scored", arrow.bool_())]
-        return arrow.list_(arrow.struct([("text", arrow.string()), *offsets, *rest]))
-    if name == "looks":
-        return arrow.struct(
-            [("keys", arrow.int64()), ("attempts", arrow.int64()), ("passages", arrow.bool_())]
-        )
-    if name == "not_tested":
-        told = [(field, arrow.string()) for field in ("key_file", "scheme", "reason")]
-        return arrow.list_(arrow.struct(told))
-    if name == "manifest":
-        return arrow.struct([(field, arrow.string()) for field in FIELDS])
-    if name == "forgery":
-        told = [(field, arrow.float64()) for field in ("z_head", "z_tail", "p_tail", "p_alike")]
-        return arrow.struct([("attributable", arrow.bool_()), *told])
-    if name == "coverage":
-        numbers = [
-            (field, arrow.float64()) for field in ("z", "p_value", "p_alone", "effective_length", "share")
-        ]
-        places = [(field, arrow.int64()) for field in ("start", "end", "tokens")]
-        words = [(field, arrow.string()) for field in ("text", "key_fingerprint")]
-        passages = arrow.list_(arrow.struct([*places, *words, *numbers]))
-        told = [("extent", arrow.string()), ("share", arrow.float64()), ("p_rest", arrow.float64())]
-        return arrow.struct([*told, ("passages", passages)])
-    if name in _STRINGS:
-        return arrow.string()
-    if name in ("language_known", "this_key_trusted", "translated_back"):
-        return arrow.bool_()
-    return arrow.int64() if name in _INTEGERS else arrow.float64()
+def _column_types(summary: _Summary, arrow: Any) -> dict[str, Any]:  # noqa: ANN401 - pyarrow has no types
+    """The types of all columns that are no floats."""
+    text, integer, flag, number = arrow.string(), arrow.int64(), arrow.bool_(), arrow.float64()
+
+    def struct(**fields: Any) -> Any:  # noqa: ANN401
+        return arrow.struct(list(fields.items()))
+
+    numbers = dict.fromkeys(("z", "p_value", "p_alone", "effective_length", "share"), number)
+    place = {"start": integer, "end": integer}
+    passage = struct(**place, tokens=integer, text=text, key_fingerprint=text, **numbers)
+    tails = dict.fromkeys(("z_head", "z_tail", "p_tail", "p_alike"), number)
+    return {
+        **dict.fromkeys(_INTEGERS, integer),
+        **dict.fromkeys(_STRINGS, text),
+        **dict.fromkeys(_FLAGS, flag),
+        "id": integer if summary.integer_ids else text,
+        "tokens": arrow.list_(struct(text=text, **place, score=number, scored=flag)),
+        "looks": struct(keys=integer, attempts=integer, passages=flag),
+        "not_tested": arrow.list_(struct(key_file=text, scheme=text, reason=text)),
+        "manifest": struct(**dict.fromkeys(FIELDS, text)),
+        "forgery": struct(attributable=flag, **tails),
+        "coverage": struct(extent=text, share=number, p_rest=number, passages=arrow.list_(passage)),
+    }

@@ -31,6 +31,7 @@ from dewmark.workspace import HostInfo, Progress, silent
 _SEEDS = 2**31  # a drawn seed stays readable
 
 
+@dataclass(frozen=True)
 class TextWriter:
     """A host that writes, marked by ``scheme`` or, if that is None, unmarked.
 
@@ -38,19 +39,11 @@ class TextWriter:
     the host's chat format without them. ``provider`` signs the texts.
     """
 
-    def __init__(
-        self,
-        scheme: BoundScheme | None,
-        info: HostInfo,
-        open_host: Callable[[], Host],
-        open_chat: Callable[[], ChatFormat] | None = None,
-        provider: Signs | None = None,
-    ) -> None:
-        self.scheme = scheme
-        self.info = info
-        self._open_host = open_host
-        self._open_chat = open_chat
-        self.provider = provider
+    scheme: BoundScheme | None
+    info: HostInfo
+    open_host: Callable[[], Host]
+    open_chat: Callable[[], ChatFormat]
+    provider: Signs | None = None
 
     @classmethod
     def marked(
@@ -68,23 +61,24 @@ class TextWriter:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        provider: Signs | None = None,
         progress: Progress | None = None,
     ) -> TextWriter:
         """A writer of unmarked text: a host by name."""
         name = host or DEFAULT_HOST
         open_host = functools.partial(hosts.load_host, name, device=device, dtype=dtype, progress=progress)
         open_chat = functools.partial(hosts.chat_format, name, progress=progress)
-        return cls(None, hosts.host_info(name, progress=progress), open_host, open_chat)
+        return cls(None, hosts.host_info(name, progress=progress), open_host, open_chat, provider)
 
     @functools.cached_property
     def host(self) -> Host:
         """The host, with its weights loaded."""
-        return self._open_host()
+        return self.open_host()
 
     @functools.cached_property
     def chat(self) -> ChatFormat:
         """The host's chat format; raises `ConfigError` if it has none."""
-        return self.host.chat if self._open_chat is None else self._open_chat()
+        return self.open_chat()
 
     def decoding(self, options: DecodingOptions, *, chat: bool = False) -> Decoding:
         """``options`` on top of the host's own ones in chat, and of `DEFAULT_DECODING` otherwise."""

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -27,34 +27,23 @@ __all__ = [
     "parse_text_row",
     "read_corpus",
     "read_documents",
-    "read_rows",
     "warn_other_scheme",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class TextRow:
-    """A text with the prompt that it continues and the group (language, domain) it belongs to, if known.
-
-    ``scheme`` is the one that marked it, if its row says so.
-    """
-
-    id: str | int
-    text: str
-    prompt: str | None = None
-    group: str | None = None
-    scheme: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
-    """A text of a corpus; ``id``, ``prompt``, ``language`` and ``kind`` are None where a file has none."""
+    """A text and what its row or file says of it; None where it says nothing.
+
+    ``prompt`` is what the text continues, ``scheme`` the one that marked it.
+    """
 
     text: str
     id: str | int | None = None
     prompt: str | None = None
     language: str | None = None
     kind: str | None = None
+    scheme: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +58,38 @@ class Prompt:
     messages: Conversation | None = None
 
 
-def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[TextRow]:
+def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[Document]:
     """Read text files as UTF-8, each as one text; ``-`` is standard input."""
-    return [TextRow(name, _decode(_read(name), name), prompt) for name in names]
-
-
-def read_rows(path: Path, *, prompt: str | None = None, by: str | None = None) -> Iterator[TextRow]:
-    """Read ``text`` and, if present, ``prompt`` and ``id`` from each line of a JSONL file.
-
-    ``prompt`` is the default for lines without one. ``by`` names the field that holds a text's group, which
-    every line must then have. The first line is read at once, so that a wrong file is reported before any
-    model is loaded. Blank texts are kept: an empty completion is a row like any other.
-    """
-    rows = (
-        parse_text_row(row, f"{path}, line {number}", index=index, prompt=prompt, by=by)
-        for index, (number, row) in enumerate(storage.read_jsonl(path))
-    )
-    first = next(rows, None)
-    if first is None:
-        raise InputError(f"{path} is empty: there is nothing to score")
-    return chain((first,), rows)
+    return [Document(_decode(_read(name), name), name, prompt) for name in names]
 
 
 def parse_text_row(
-    row: Mapping[str, Any], where: str, *, index: int, prompt: str | None = None, by: str | None = None
-) -> TextRow:
-    """One row of a file, which ``where`` locates in errors; a row without an id is named by its index."""
-    if "text" not in row:
-        raise InputError(f'{where} has no "text"')
-    text, own_prompt, name = row["text"], row.get("prompt"), row.get("id")
-    _check_unless_blank(text, f"{where}: text")
-    if own_prompt is not None:
-        _check_unless_blank(own_prompt, f"{where}: prompt")
-    group = None
-    if by is not None:
-        if by not in row:
-            raise InputError(f'{where} has no "{by}"')
-        if not _is_name(row[by]):
-            raise InputError(f"{where}: {by} must be text or a whole number, got {type(row[by]).__name__}")
-        group = str(row[by])
-    return TextRow(
-        id=name if _is_name(name) else str(index),
-        text=text,
-        prompt=prompt if own_prompt is None else own_prompt,
-        group=group,
-        scheme=row["scheme"] if isinstance(row.get("scheme"), str) else None,
-    )
+    row: Mapping[str, Any], where: str, *, index: int | None = None, prompt: str | None = None
+) -> Document:
+    """One row of a file, which ``where`` locates in errors; ``text`` may also be called ``response``.
+
+    A row without an id is named by its ``index``, and ``prompt`` is the default for one without a prompt.
+    Blank texts are kept: an empty completion is a row like any other.
+    """
+    field = next((name for name in ("text", "response") if name in row), None)
+    if field is None:
+        raise InputError(f'{where} has no "text" and no "response"')
+    name = row.get("id")
+    if name is not None and not _is_name(name):
+        raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
+    if name is None and index is not None:
+        name = str(index)
+    told = {each: row.get(each) for each in ("prompt", "language", "kind")}
+    for each, value in {field: row[field], **told}.items():
+        if value is not None or each == field:
+            _check_unless_blank(value, f"{where}: {each}")
+    own = told["prompt"]
+    language, kind = (told[each] or None for each in ("language", "kind"))
+    scheme = row["scheme"] if isinstance(row.get("scheme"), str) else None
+    return Document(row[field], name, prompt if own is None else own, language, kind, scheme)
 
 
-def warn_other_scheme(rows: Iterable[TextRow], *schemes: str) -> None:
+def warn_other_scheme(rows: Iterable[Document], *schemes: str) -> None:
     """Warn if a row says that another scheme marked its text than those that look for a mark."""
     other = next((row for row in rows if row.scheme not in (None, "none", *schemes)), None)
     if other is not None:
@@ -135,10 +107,7 @@ def read_corpus(names: Sequence[str]) -> list[Document]:
     """
     found: dict[str, Document] = {}
     for name in names:
-        if Path(name).suffix == ".jsonl":
-            documents = read_documents(Path(name))
-        else:
-            documents = [Document(row.text, row.id) for row in read_files([name])]
+        documents = read_documents(Path(name)) if Path(name).suffix == ".jsonl" else read_files([name])
         for document in documents:
             if document.text.strip():
                 found.setdefault(document.text, document)
@@ -148,24 +117,8 @@ def read_corpus(names: Sequence[str]) -> list[Document]:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """All lines of a JSONL file: ``text`` (or ``response``), and id, prompt, language and kind if present."""
-    documents = []
-    for number, row in storage.read_jsonl(path):
-        where = f"{path}, line {number}"
-        field = next((name for name in ("text", "response") if name in row), None)
-        if field is None:
-            raise InputError(f"{where} has no 'text' and no 'response'")
-        _check_unless_blank(row[field], f"{where}: {field}")
-        name = row.get("id")
-        if name is not None and not _is_name(name):
-            raise InputError(f"{where}: id must be text or a whole number, got {type(name).__name__}")
-        optional = {}
-        for each in ("prompt", "language", "kind"):
-            value = row.get(each)
-            if value is not None:
-                _check_unless_blank(value, f"{where}: {each}")
-                optional[each] = value if value.strip() else None
-        documents.append(Document(row[field], name, **optional))
+    """All lines of a JSONL file; see `parse_text_row`."""
+    documents = [parse_text_row(row, f"{path}, line {number}") for number, row in storage.read_jsonl(path)]
     if not documents:
         raise InputError(f"{path} is empty: it needs one JSON object with a text per line")
     return documents
@@ -215,15 +168,7 @@ def check_prompt(text: Any, what: str) -> str:  # noqa: ANN401 - any JSON value
     return str(text)
 
 
-def count_lines(path: Path) -> int:
-    """The number of non-blank lines of a file, or 0 if it is a pipe, which can be read only once."""
-    if not path.is_file():
-        return 0
-    with path.open("rb") as stream:
-        return sum(1 for line in stream if line.strip())
-
-
-def batched(rows: Iterable[TextRow], size: int) -> Iterator[list[TextRow]]:
+def batched(rows: Iterable[Document], size: int) -> Iterator[list[Document]]:
     """Split a stream of texts into batches."""
     stream = iter(rows)
     while batch := list(islice(stream, size)):

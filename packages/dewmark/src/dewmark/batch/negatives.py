@@ -1,4 +1,4 @@
-"""Unmarked texts under a key: audit its false-positive rate, calibrate on them, draw a key that passes.
+"""Unmarked texts under a key: audit its false-positive rate, calibrate on them.
 
 Keys differ by chance in how often they call unmarked texts marked. An audit measures the rate for one key, by
 kind of text, language and length, and how far texts are called marked together; a calibration ranks a text's
@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dewmark.arrays import F32
-from dewmark.batch.inputs import Document, batched, count_lines, read_corpus, read_rows
+from dewmark.batch.inputs import Document, read_corpus
+from dewmark.batch.sources import open_source
 from dewmark.capabilities import GivesEvidence, capability
-from dewmark.core.keys import Key
 from dewmark.detector import detect_texts
-from dewmark.errors import ConfigError, InputError
-from dewmark.opening import identify, load_scheme
+from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.stats.audit import Audit, Outcome, audit
+from dewmark.stats.audit import TOLERANCE, Audit, audit
 from dewmark.stats.calibration import Calibration
-from dewmark.stats.one_key import directions
+from dewmark.stats.one_key import KeyOnKind, directions
 from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
 __all__ = ["Negatives", "text_directions"]
@@ -41,8 +40,9 @@ PACKAGED = "packaged"
 """The name of the package's own texts, where files are named."""
 
 _SENTENCES = 8  # in a text made of the package's ordinary sentences
-_KEYS_PER_ROUND = 5  # most keys pass, so few are drawn ahead; texts are read once for all of them
 _TEXTS_PER_BATCH = 32
+_CONFIDENCE = 0.95  # that a trusted group's rate is bounded
+_REMEDY = "make one with: dewmark audit --out AUDIT.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,6 @@ def text_directions(
     texts: Sequence[str],
     prompts: Sequence[str | None] | None = None,
     *,
-    batch_size: int = _TEXTS_PER_BATCH,
     progress: Progress = silent,
 ) -> F32 | None:
     """Unit vectors (N, D) whose inner products are the correlations of the texts' z over keys.
@@ -150,8 +149,8 @@ def text_directions(
     """
     parts: list[F32] = []
     before = [""] * len(texts) if prompts is None else [prompt or "" for prompt in prompts]
-    for start in range(0, len(texts), batch_size):
-        part = slice(start, start + batch_size)
+    for start in range(0, len(texts), _TEXTS_PER_BATCH):
+        part = slice(start, start + _TEXTS_PER_BATCH)
         try:
             able = capability(bound, GivesEvidence)
             evidence = able.evidence(bound.tokenize(texts[part]), bound.tokenize(before[part]))
@@ -160,7 +159,7 @@ def text_directions(
         if not all(each.comparable for each in evidence):
             return None
         parts.append(directions(evidence))
-        progress("comparing texts", min(start + batch_size, len(texts)), len(texts))
+        progress("comparing texts", min(start + _TEXTS_PER_BATCH, len(texts)), len(texts))
     return np.concatenate(parts) if parts else None
 
 
@@ -169,88 +168,75 @@ def audit_texts(
     negatives: Negatives,
     *,
     test: str | None = None,
-    batch_size: int = _TEXTS_PER_BATCH,
     progress: Progress = silent,
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
     texts, prompts = negatives.texts, negatives.prompts
     anywhere = for_languages(bound, LanguagePolicy(every=True))  # an audit is what a refused language needs
     found: list[Detection] = []
-    for start in range(0, len(texts), batch_size):
-        part = slice(start, start + batch_size)
+    for start in range(0, len(texts), _TEXTS_PER_BATCH):
+        part = slice(start, start + _TEXTS_PER_BATCH)
         made = anywhere.detect_batch(texts[part], prompts=prompts[part], test=test)
         found += [dataclasses.replace(detection, tokens=()) for detection in made]  # they take much memory
         progress("scoring", len(found), len(texts))
-    shared = text_directions(bound, texts, prompts, batch_size=batch_size, progress=progress)
+    shared = text_directions(bound, texts, prompts, progress=progress)
     return negatives.audit(found, shared)
 
 
-def draw_key(
-    negatives: Negatives,
-    *,
-    tries: int = 20,
-    host: str | None = None,
-    scheme: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    progress: Progress = silent,
-) -> tuple[Key, int, Audit]:
-    """The first of at most ``tries`` fresh keys that passes the audit, the number drawn, and its audit."""
-    if scheme == "none":
-        raise ConfigError("scheme none has no key to audit: name the scheme that will mark")
-    name, audits = scheme or "dew", list[Audit]()
-    shared: F32 | None = None
-    while len(audits) < tries:
-        keys = [Key.generate() for _ in range(min(_KEYS_PER_ROUND, tries - len(audits)))]
-        if not audits:
-            bound = load_scheme(keys[0], host=host, scheme=name, settings=settings, progress=progress)
-            shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
-        rows = identify(
-            negatives.texts,
-            keys,
-            prompts=negatives.prompts,
-            host=host,
-            scheme=name,
-            settings=settings,
-            languages=LanguagePolicy(every=True),
-            progress=progress,
-        )
-        for i, key in enumerate(keys):
-            found, _ = negatives.audit([row.detections[i] for row in rows], shared)
-            audits.append(found)
-            if found.outcome is Outcome.PASSES:
-                return key, len(audits), found
-            if found.outcome is Outcome.CANNOT_TELL and shared is None:
-                raise InputError(f"these texts are too few to show that a key is good. {found.sentence}")
-        progress("drawing keys", len(audits), tries)
-    best = max(audits, key=lambda each: (each.outcome is not Outcome.FAILS, each.worst.corrected))
-    raise InputError(f"none of {tries} keys passed, and none was written; the best: {best.sentence}")
-
-
 def calibrate_file(
-    path: str | Path,
-    bound: BoundScheme,
-    *,
-    by: str | None = None,
-    test: str | None = None,
-    batch_size: int = 32,
-    progress: Progress = silent,
+    path: str | Path, bound: BoundScheme, *, test: str | None = None, progress: Progress = silent
 ) -> Calibration:
-    """Score the unmarked texts of a JSONL file under a key, so that other texts can be ranked among them.
-
-    ``by`` names a field of the rows, such as a language, by which texts are ranked separately.
-    """
-    path = Path(path)
+    """Score the unmarked texts of a file under a key, so that other texts can be ranked among them."""
     check_test(test, bound.tests)
-    total = count_lines(path)
+    source = open_source(str(path))
+    blocks = source.blocks(_TEXTS_PER_BATCH)
     bound = for_languages(bound, LanguagePolicy(every=True))  # ranks among these texts need no known language
 
-    def scored() -> Iterator[tuple[Detection, str | None]]:
-        done = 0
-        for batch in batched(read_rows(path, by=by), batch_size):
-            texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-            found = detect_texts(bound, texts, prompts=prompts, test=test)
-            yield from zip(found, (row.group for row in batch), strict=True)
-            done += len(batch)
-            progress("scoring negatives", done, total)
+    def scored() -> Iterator[Detection]:
+        for number, block in enumerate(blocks, start=1):
+            rows = source.read(block)
+            prompts = [row.prompt for row in rows]
+            yield from detect_texts(bound, [row.text for row in rows], prompts=prompts, test=test)
+            progress("scoring negatives", number, len(blocks))
 
-    return Calibration.from_detections(scored(), config_hash=bound.config_hash, by=by)
+    return Calibration.from_detections(scored(), config_hash=bound.config_hash)
+
+
+def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
+    """The same detector, which also judges the languages in which its key passed the audit in ``file``.
+
+    Raises `ConfigError` if the audit is of another key or configuration.
+    """
+    try:
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        made = {name: data[name] for name in ("key_fingerprint", "config_hash")}
+        found = [each for each in data["groups"] if each["together"] is not None]
+        trusted = [each for each in found if _trusted(each["together"])]
+        named = [each["group"] if each["kind"] == "language" else None for each in trusted]
+        if any(each["kind"] == "all" for each in trusted):  # which stands for a language that all texts share
+            named.append(data["common"].get("language"))
+    except OSError as error:
+        raise ArtifactError(f"cannot read the audit {file}: {error.strerror}; {_REMEDY}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ArtifactError(f"{file} is not an audit's report; {_REMEDY}") from None
+    if made["key_fingerprint"] != bound.fingerprint:
+        raise ConfigError(
+            f"{file} is the audit of key {made['key_fingerprint']}, but this key is {bound.fingerprint}: "
+            "audit this key"
+        )
+    if made["config_hash"] != bound.config_hash:
+        raise ConfigError(
+            f"{file} was made with another scheme, host or settings than this detector: audit it again"
+        )
+    if not found:
+        raise ConfigError(
+            f"{file} does not say how this scheme's scores go together: use dewmark calibrate instead"
+        )
+    audited = bound.languages.audited | {each for each in named if each}
+    return for_languages(bound, dataclasses.replace(bound.languages, audited=audited))
+
+
+def _trusted(together: dict[str, float]) -> bool:
+    """Whether the rate of a group of texts at the default level is bounded as an audit demands."""
+    law = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
+    return law.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR

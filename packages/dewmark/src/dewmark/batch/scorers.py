@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dewmark.batch.inputs import TextRow, warn_other_scheme
+from dewmark.batch.inputs import Document, warn_other_scheme
 from dewmark.batch.keyring import Kind, load_keys, read_kinds
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
@@ -29,7 +29,6 @@ from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
-    from dewmark.batch.audit_report import AuditReport, KeyLevel
     from dewmark.stats.calibration import Calibration
 
 _BATCH_SIZE = 32
@@ -42,17 +41,15 @@ class Scored:
     """The result of one text.
 
     ``row`` is the result as JSON values, and ``detection`` that of the best of several keys, after all
-    corrections; ``located`` is everything that was found. ``this_key`` is what an audit of the key says about
-    the text, if one was given and knows such texts.
+    corrections; ``located`` is everything that was found.
     """
 
-    id: str | int
+    id: str | int | None
     text: str
     detection: Detection
     row: dict[str, Any]
     located: Located
     key_file: str | None = None
-    this_key: KeyLevel | None = None
 
 
 @dataclass(frozen=True)
@@ -61,17 +58,15 @@ class DetectorSpec:
 
     Either ``detector``, an exported folder, or ``keys`` with a host and a scheme. ``keys`` are key files, or
     folders of ``*.key`` files; several keys, or a folder, ask which key a text carries. A folder's
-    ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`). ``calibration`` (a
-    file that ``dewmark calibrate`` wrote, for one key) turns z into a rank among unmarked texts, those of
-    ``group`` if it is given. ``audit`` is the report of an audit of the key (``dewmark audit --out``): rows
-    then say how many unmarked texts of their kind this key scores so high, and languages in which it is
-    trusted get verdicts. ``tokens`` adds every token's score to the rows, ``coverage`` says where in each
-    marked text the mark is. ``passages`` also searches texts that are not marked as a whole, and the verdict
-    pays for it. ``attempts`` counts the versions of each text that are tried.
-    ``translate_back`` also scores each foreign text after it was translated into English, and counts both.
-    ``reader`` names the language model that reads the texts: a host's name or path, ``host``, ``none``, or
-    None for that of the exported detector, if it has one. ``roots`` are certificates under which signers of
-    manifests are trusted.
+    ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`).
+
+    - ``calibration``: a file that ``dewmark calibrate`` wrote, for one key; z becomes a rank among its texts.
+    - ``tokens`` adds every token's score to the rows, ``coverage`` says where in a marked text the mark is.
+    - ``passages`` also searches texts that are not marked as a whole, and the verdict pays for it.
+    - ``attempts`` counts the versions of each text that are tried.
+    - ``translate_back`` also scores foreign texts after they were translated into English, and counts both.
+    - ``reader``: a host's name or path, ``host``, ``none``, or None for that of the exported detector.
+    - ``roots`` are certificates under which signers of manifests are trusted.
     """
 
     keys: tuple[Path, ...] = ()
@@ -83,11 +78,9 @@ class DetectorSpec:
     test: str | None = None
     tokens: bool = False
     calibration: Path | None = None
-    group: str | None = None
     passages: bool = False
     coverage: bool = False
     attempts: int = 1
-    audit: Path | None = None
     translate_back: bool = False
     reader: str | None = None
     roots: Path | None = None
@@ -100,8 +93,6 @@ class DetectorSpec:
         if self.calibration is None:
             if self.test == _EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
-            if self.group is not None:
-                raise ConfigError(f"group {self.group!r} needs a calibration, made by: dewmark calibrate")
         elif self.test not in (None, _EMPIRICAL):
             raise ConfigError(
                 f"a calibration is for the empirical test, not {self.test}: leave out one of them"
@@ -110,8 +101,6 @@ class DetectorSpec:
             raise ConfigError("a calibration belongs to one key: give one key with it")
         elif self.translate_back:
             raise ConfigError("a calibration holds for texts as they are: leave out translating back")
-        if self.audit is not None and self.many_keys:
-            raise ConfigError("an audit belongs to one key: give one key with it")
 
     @property
     def many_keys(self) -> bool:
@@ -122,7 +111,7 @@ class DetectorSpec:
         """The same with absolute paths, for processes with another working directory."""
         paths: dict[str, Any] = {
             name: getattr(self, name) and getattr(self, name).absolute()
-            for name in ("detector", "calibration", "audit", "roots")
+            for name in ("detector", "calibration", "roots")
         }
         keys = (path if is_engine_key(path) else path.absolute() for path in self.keys)
         return dataclasses.replace(self, keys=tuple(keys), **paths)
@@ -133,7 +122,7 @@ class DetectorSpec:
         bound = groups[0].bound
         for group in groups:
             check_test(self.test, (*group.bound.tests, _EMPIRICAL))
-        calibration = report = None
+        calibration = None
         if self.calibration is not None:
             from dewmark.stats.calibration import Calibration
 
@@ -143,13 +132,8 @@ class DetectorSpec:
             )
             # ranks among the user's own unmarked texts do not depend on the encoder's languages
             bound = for_languages(bound, dataclasses.replace(bound.languages, every=True))
-        if self.audit is not None:
-            from dewmark.batch.audit_report import AuditReport
-
-            report = AuditReport.load(self.audit)
-            bound = report.applied(bound, level=self.fpr)
         groups[0] = dataclasses.replace(groups[0], bound=bound)
-        return Scorer(self, groups, not_tested, calibration=calibration, report=report, progress=progress)
+        return Scorer(self, groups, not_tested, calibration=calibration, progress=progress)
 
     def _open_groups(self, progress: Progress) -> tuple[list[_Group], list[dict[str, str]]]:
         """Keys that make marks of one kind, together; and the keys of kinds that cannot be tested here."""
@@ -216,7 +200,6 @@ class Scorer:
         not_tested: Sequence[Mapping[str, str]] = (),
         *,
         calibration: Calibration | None = None,
-        report: AuditReport | None = None,
         progress: Progress = silent,
     ) -> None:
         """``groups`` are the keys of each kind of mark."""
@@ -225,7 +208,7 @@ class Scorer:
         keys = {name: group.keys[name] for group, name in self._places}
         bound = groups[0].bound
         self._spec, self.bound, self._progress = spec, bound, progress
-        self._calibration, self._report = calibration, report
+        self._calibration = calibration
         self._test = spec.test if calibration is None else calibration.test
         self.key_files = {key.fingerprint: name for name, key in keys.items()}
         fingerprints = list(self.key_files) or [bound.fingerprint]
@@ -243,7 +226,7 @@ class Scorer:
         self.batch_size = max(_BATCH_SIZE, many)
         self._bound_of = functools.lru_cache(maxsize=None if spec.passages else 4)(self._open_key)
 
-    def __call__(self, batch: Sequence[TextRow]) -> list[Scored]:
+    def __call__(self, batch: Sequence[Document]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
         warn_other_scheme(batch, *(group.bound.scheme.name for group in self._groups))
         versions = [[each] for each in self._detect(batch)]
@@ -258,15 +241,14 @@ class Scorer:
                 versions[i].append(found)
         return [self._scored(row, found) for row, found in zip(batch, versions, strict=True)]
 
-    def _detect(self, batch: Sequence[TextRow]) -> list[Version]:
+    def _detect(self, batch: Sequence[Document]) -> list[Version]:
         """The results of each text as a whole, one per key."""
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
         if not self._places:
             alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
-            return [
-                Version(row.text, row.prompt, [self._ranked(row, each)])
-                for row, each in zip(batch, alone, strict=True)
-            ]
+            if self._calibration is not None:
+                alone = [self._calibration.apply(each) for each in alone]
+            return [Version(row.text, row.prompt, [each]) for row, each in zip(batch, alone, strict=True)]
 
         def score(written: Sequence[int]) -> list[Sequence[Detection]]:
             rows: list[list[Detection]] = [[] for _ in written]
@@ -299,13 +281,6 @@ class Scorer:
             for group, name in self._places
         ]
 
-    def _ranked(self, row: TextRow, detection: Detection) -> Detection:
-        """The detection as a rank among unmarked texts, with a calibration."""
-        if self._calibration is None:
-            return detection
-        group = self._spec.group if row.group is None else row.group
-        return self._calibration.apply(detection, group=group)
-
     def _open_key(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
         if not self._places:
@@ -313,7 +288,7 @@ class Scorer:
         group, name = self._places[number]
         return _with_key(group.bound, group.keys[name], self._progress)
 
-    def _scored(self, row: TextRow, versions: Sequence[Version]) -> Scored:
+    def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
         found = judge(
             versions,
@@ -340,18 +315,12 @@ class Scorer:
                 if not each.verdict.conclusive
             ]
             result["not_tested"] = [*self.not_tested, *without]
-        level = None
-        if self._report is not None:
-            from dewmark.batch.audit_report import KeyLevel
-
-            level = self._report.level_of(detection) if detection.verdict.conclusive else None
-            result |= KeyLevel.columns(level)
         if spec.translate_back:
             result |= {
                 "versions": found.looks.attempts // spec.attempts,
                 "translated_back": found.version > 0,
             }
-        return Scored(row.id, versions[found.version].text, detection, result, found, key_file, level)
+        return Scored(row.id, versions[found.version].text, detection, result, found, key_file)
 
 
 def _config_hash(bound: BoundScheme, fingerprint: str) -> str:

@@ -24,7 +24,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from dewmark import storage
-from dewmark.batch.inputs import TextRow, parse_text_row
+from dewmark.batch.inputs import Document, parse_text_row
 from dewmark.errors import ConfigError, InputError, MissingExtraError
 from dewmark.extras import require
 
@@ -33,14 +33,14 @@ _JSONL = (".jsonl", ".ndjson", ".json")
 _PARQUET = (".parquet", ".pq")
 
 
-def open_source(where: str, *, prompt: str | None = None, by: str | None = None) -> Source:
+def open_source(where: str, *, prompt: str | None = None) -> Source:
     """Open a path or URL; the suffix tells the format, and a folder contains Parquet files."""
     ending = Path(shown(where)).suffix.lower()
     if ending in _JSONL:
-        return JsonlSource(where, prompt, by)
+        return JsonlSource(where, prompt)
     if ending in _PARQUET or (not is_url(where) and Path(where).is_dir()):
         require("pyarrow.parquet", extra="parquet")
-        return ParquetSource(where, prompt, by)
+        return ParquetSource(where, prompt)
     raise ConfigError(f"cannot tell the format of {shown(where)}: its name must end in .parquet or .jsonl")
 
 
@@ -62,23 +62,27 @@ class Block:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """An input. ``prompt`` is the default for rows without one, ``by`` the field that holds a row's group."""
+    """An input. ``prompt`` is the default for rows without one."""
 
     where: str
     prompt: str | None = None
-    by: str | None = None
 
     @abstractmethod
     def blocks(self, size: int) -> list[Block]:
         """All rows, in order, in blocks of at most ``size``; an input without rows is an error."""
 
     @abstractmethod
-    def read(self, block: Block) -> list[TextRow]:
+    def read(self, block: Block) -> list[Document]:
         """The texts of a block; errors name the file and the line."""
 
-    @abstractmethod
+    @property
+    def files(self) -> list[str]:
+        """The paths or URLs of the files."""
+        return [self.where]
+
     def identity(self) -> dict[str, object]:
         """Identifies the input's content without reading it (name, size, time of the last change)."""
+        return {"input": shown(self.where), "bytes": [size_of(file) for file in self.files]}
 
     def absolute(self) -> Source:
         """The same with an absolute path, for processes with another working directory."""
@@ -86,13 +90,13 @@ class Source(ABC):
             return self
         return dataclasses.replace(self, where=str(Path(self.where).absolute()))
 
-    def rows(self, blocks: Sequence[Block]) -> Iterator[TextRow]:
+    def rows(self, blocks: Sequence[Block]) -> Iterator[Document]:
         """The texts of some blocks; the first is read at once, so that a wrong file is reported early."""
         texts = chain.from_iterable(map(self.read, blocks))
         return chain(list(islice(texts, 1)), texts)
 
-    def _parse(self, row: dict[str, Any], where: str, index: int) -> TextRow:
-        return parse_text_row(row, where, index=index, prompt=self.prompt, by=self.by)
+    def _parse(self, row: dict[str, Any], where: str, index: int) -> Document:
+        return parse_text_row(row, where, index=index, prompt=self.prompt)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class JsonlSource(Source):
             raise InputError(f"{shown(self.where)} is empty: there is nothing to score")
         return found
 
-    def read(self, block: Block) -> list[TextRow]:
+    def read(self, block: Block) -> list[Document]:
         """See `Source.read`."""
         name = shown(self.where)
         with open_binary(self.where) as stream:
@@ -130,10 +134,6 @@ class JsonlSource(Source):
             self._parse(row, f"{name}, line {number}", block.first + i)
             for i, (number, row) in enumerate(rows)
         ]
-
-    def identity(self) -> dict[str, object]:
-        """See `Source.identity`."""
-        return {"input": shown(self.where), "bytes": size_of(self.where)}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ParquetSource(Source):
         first = 0
         for number, file in enumerate(self.files):
             with _opened(file) as parquet:
-                _columns(file, parquet, self.by)
+                _columns(file, parquet)
                 metadata = parquet.metadata
             line = 0
             for group in range(metadata.num_row_groups):
@@ -171,18 +171,14 @@ class ParquetSource(Source):
             raise InputError(f"{shown(self.where)} is empty: there is nothing to score")
         return found
 
-    def read(self, block: Block) -> list[TextRow]:
+    def read(self, block: Block) -> list[Document]:
         """See `Source.read`."""
         file = self.files[block.file]
-        rows = _row_group(file, block.group, self.by).slice(block.start, block.rows).to_pylist()
+        rows = _row_group(file, block.group).slice(block.start, block.rows).to_pylist()
         return [
             self._parse(row, f"{shown(file)}, row {block.line + i}", block.first + i)
             for i, row in enumerate(rows)
         ]
-
-    def identity(self) -> dict[str, object]:
-        """See `Source.identity`."""
-        return {"input": shown(self.where), "bytes": [size_of(file) for file in self.files]}
 
 
 def is_url(where: str) -> bool:
@@ -262,15 +258,13 @@ def _opened(file: str) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1)  # the next block is usually in the same row group
-def _row_group(file: str, group: int, by: str | None) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _row_group(file: str, group: int) -> Any:  # noqa: ANN401 - pyarrow has no types
     with _opened(file) as parquet:
-        return parquet.read_row_group(group, columns=_columns(file, parquet, by))
+        return parquet.read_row_group(group, columns=_columns(file, parquet))
 
 
-def _columns(file: str, parquet: Any, by: str | None) -> list[str]:  # noqa: ANN401 - pyarrow has no types
+def _columns(file: str, parquet: Any) -> list[str]:  # noqa: ANN401 - pyarrow has no types
     known = parquet.schema_arrow.names
-    needed = ["text"] if by is None else ["text", by]
-    for name in needed:
-        if name not in known:
-            raise InputError(f'{shown(file)} has no column "{name}"; it has: {", ".join(known)}')
-    return [name for name in dict.fromkeys([*needed, "prompt", "id"]) if name in known]
+    if "text" not in known:
+        raise InputError(f'{shown(file)} has no column "text"; it has: {", ".join(known)}')
+    return [name for name in ("text", "prompt", "id") if name in known]

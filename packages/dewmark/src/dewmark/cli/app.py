@@ -33,7 +33,7 @@ COMMANDS = Registry(
     "command",
     {
         "audit": "dewmark.cli.audit:audit",
-        "calibrate": "dewmark.cli.calibrate:calibrate",
+        "calibrate": "dewmark.cli.audit:calibrate",
         "demo": "dewmark.cli.demo:demo",
         "detect": "dewmark.cli.detect:detect",
         "detector": "dewmark.cli.detector:app",

@@ -1,29 +1,27 @@
-"""``dewmark audit``: measure the false-positive rate of one key on unmarked texts."""
+"""``dewmark audit`` and ``calibrate``: what one key does on unmarked texts, and ranks among them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
+from dewmark.cli.terminal import Progress, emit, printable, results, save_text, say, write
+from dewmark.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
-    from rich.text import Text
 
-    from dewmark.batch.negatives import AuditedText
-    from dewmark.stats.audit import Audit, Cell, Group
+    from dewmark.stats.audit import Audit
 
+_LEVELS = (0.05, 0.01, 0.001)  # of calibrate's thresholds
+_ROWS = 1024  # read at a time
 _STYLE = {"trusted": "", "not trusted": "bold red", "cannot tell": "yellow"}
-_WIDE = 140  # columns for the whole table; a narrower terminal gets what the verdict rests on
-_CURVES = 5  # languages with a curve of their own in the plot
 
 
 def audit(
@@ -48,10 +46,10 @@ def audit(
         str | None, typer.Option(metavar="NAME", show_default="key", help="Statistical test to audit.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write audit.json, qq.svg and audit.html here.")
+        Path | None,
+        typer.Option(metavar="AUDIT.json", help="Write the audit here, with every text's p-value."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
-    batch_size: options.BatchSize = 32,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -65,7 +63,7 @@ def audit(
     texts = Negatives.read(files or [PACKAGED])
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
-        found, audited = audit_texts(bound, texts, test=test, batch_size=batch_size, progress=progress)
+        found, audited = audit_texts(bound, texts, test=test, progress=progress)
     summary = {
         "key_fingerprint": bound.fingerprint,
         "config_hash": bound.config_hash,
@@ -77,13 +75,13 @@ def audit(
         **found.to_dict(),
     }
     if out is not None:
-        _save(out, found, audited, summary)
-        say(f"wrote {out / 'audit.html'}, with audit.json and qq.svg next to it", quiet=quiet)
+        judged = [dataclasses.asdict(row) for row in audited]
+        save_text(out, json.dumps({**summary, "judged": judged}, ensure_ascii=False) + "\n")
+        say(f"wrote {out}", quiet=quiet)
     if json_:
         emit(summary)
     else:
-        console = results()
-        console.print(_table(found, wide=console.width >= _WIDE), soft_wrap=False)
+        results().print(_table(found), soft_wrap=False)
         if summary["too_short"]:
             write(f"\nLeft out as too short for a verdict: {summary['too_short']}\n")
         write("\n" + "\n".join([found.sentence, *found.remarks]) + "\n")
@@ -93,20 +91,17 @@ def audit(
         raise typer.Exit(1)
 
 
-def _table(found: Audit, *, wide: bool) -> Table:
-    """Rates with their intervals by group and level, and what is known of each group under one key."""
+def _table(found: Audit) -> Table:
+    """The rate of each group with its interval, and what is known of it under one key."""
     from rich.table import Table
+    from rich.text import Text
 
-    from dewmark.stats.audit import VERDICT_LEVEL, percent
+    from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, percent
 
-    known = found.groups[0].together is not None
+    level = percent(VERDICT_LEVEL)
     table = Table(box=None)
     table.add_column("called marked", overflow="fold")
-    heads = ["texts", *(("as", "r", "r matched") if known and wide else ())]
-    heads += [f"at {percent(cell.level)}" for cell in found.overall if wide or cell.level == VERDICT_LEVEL]
-    if known:
-        heads += [f"predicted at {percent(VERDICT_LEVEL)}", *(("98% of keys",) if wide else ())]
-    for head in heads:
+    for head in ("texts", f"at {level}", f"predicted at {level}"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     kind = "all"
@@ -114,62 +109,81 @@ def _table(found: Audit, *, wide: bool) -> Table:
         if group.kind != kind:
             table.add_row()
             kind = group.kind
-        table.add_row(group.name, *_row(group, wide=wide))
+        cell = group.cells[LEVELS.index(VERDICT_LEVEL)]
+        share, predicted = cell.rate, cell.prediction
+        table.add_row(
+            group.name,
+            f"{cell.texts:,}",
+            Text.assemble(
+                (f"{percent(share.rate)}!", "bold red") if cell.significant else percent(share.rate),
+                (f" ({percent(share.low)[:-1]}–{percent(share.high)[:-1]})", "dim"),
+            ),
+            ""
+            if predicted is None
+            else Text.assemble(percent(predicted.rate), (f" (≤ {percent(predicted.high)})", "dim")),
+            Text(group.verdict, style=_STYLE[group.trust]),
+        )
     return table
 
 
-def _row(group: Group, *, wide: bool) -> list[str | Text]:
-    from rich.text import Text
+def calibrate(
+    negatives: Annotated[
+        str,
+        typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one per line."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="CAL.json", help="Write the calibration here.")],
+    key: options.OptionalKeyFile = None,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
+    detector: options.Detector = None,
+    reader: options.Reader = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the scheme's first, for dew: key",
+            help="Statistical test whose z is ranked.",
+        ),
+    ] = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Score unmarked texts under a key, so that detect can rank other texts among them.
 
-    from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, percent
+    The file contains numbers only, no key and no text. A level of 1% needs 99 texts, 0.1% needs 999.
+    """
+    from dewmark.batch import calibrate_file, open_source
+    from dewmark.stats.calibration import negatives_needed
 
-    middle = group.cells[LEVELS.index(VERDICT_LEVEL)]
-    together, predicted = group.together, middle.prediction
-    row: list[str | Text] = [f"{middle.texts:,}"]
-    if together is not None and wide:
-        row += [_number(together.effective_number), f"{together.r:.3f}", f"{together.matched:.3f}"]
-    row += map(_share, group.cells if wide else [middle])
-    if predicted is not None:
-        row.append(Text.assemble(percent(predicted.rate), (f" (≤ {percent(predicted.high)})", "dim")))
-        if wide:
-            row.append(f"{percent(predicted.floor)[:-1]}–{percent(predicted.ceiling)}")
-    return [*row, Text(group.verdict, style=_STYLE[group.trust])]
-
-
-def _number(count: float) -> str:
-    return f"{count:.1f}" if count < 9.95 else f"{count:,.0f}"
-
-
-def _share(cell: Cell) -> Text:
-    from rich.text import Text
-
-    from dewmark.stats.audit import percent
-
-    share = cell.rate
-    return Text.assemble(
-        (f"{percent(share.rate)}!", "bold red") if cell.significant else percent(share.rate),
-        (f" ({percent(share.low)[:-1]}–{percent(share.high)[:-1]})", "dim"),
+    if out.is_dir():
+        raise StorageError(f"--out {out} is a folder: name a file")
+    if out.exists() and Path(negatives).exists() and out.samefile(negatives):
+        raise ConfigError(f"--out is the file of negatives {negatives} itself: choose another name")
+    source = open_source(negatives)
+    for _ in source.rows(source.blocks(_ROWS)):  # report mistakes before a model is loaded
+        pass
+    with Progress(quiet=quiet) as progress:
+        bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
+        made = calibrate_file(negatives, bound, test=test, progress=progress)
+    made.save(out)
+    thresholds = {level: made.threshold(level) for level in _LEVELS}
+    if json_:
+        known = ("scheme", "test", "key_fingerprint", "config_hash", "too_short")
+        finite = {f"{level:g}": z if math.isfinite(z) else None for level, z in thresholds.items()}
+        emit(
+            {
+                "out": str(out),
+                **{name: getattr(made, name) for name in known},
+                "negatives": len(made.z),
+                "thresholds": finite,
+            }
+        )
+        return
+    write(
+        f"wrote {printable(str(out))}: key {made.key_fingerprint}, {made.scheme}, z of the {made.test} test "
+        f"of {len(made.z)} texts, left out as too short: {made.too_short}\n"
     )
-
-
-def _save(out: Path, found: Audit, audited: Sequence[AuditedText], summary: dict[str, Any]) -> None:
-    """Save the audit as data, plot and page."""
-    from dewmark.reports.audit_page import qq_plot, render_audit
-
-    by_language: dict[str, list[float]] = {}
-    for row in audited:
-        by_language.setdefault(row.language, []).append(row.p_value)
-    largest = sorted(by_language, key=lambda name: -len(by_language[name]))[:_CURVES]
-    groups = {name: by_language[name] for name in sorted(largest)} if len(by_language) > 1 else {}
-    title = f"Audit of key {summary['key_fingerprint']}"
-    figure = qq_plot([row.p_value for row in audited], groups=groups, title=title)
-    notes = (
-        f"{found.texts:,} unmarked texts were scored; {summary['too_short']:,} more were too short.",
-        f"Scheme {summary['scheme']} on {summary['host']}, {summary['test']} test.",
-        "The rates hold for texts like these; other kinds of text need their own audit.",
-    )
-    page = render_audit(found, title=title, notes=notes, plot=figure)
-    data = json.dumps({**summary, "judged": [dataclasses.asdict(row) for row in audited]}, ensure_ascii=False)
-    save_text(out / "qq.svg", figure)
-    save_text(out / "audit.json", data + "\n")
-    save_text(out / "audit.html", page)
+    for level, z in thresholds.items():
+        needs = f"z above {z:.2f}" if math.isfinite(z) else f"needs {negatives_needed(level)} texts"
+        write(f"level {level:g}: {needs}\n")

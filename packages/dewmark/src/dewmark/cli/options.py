@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ __all__ = [
     "Quiet",
     "Reader",
     "Roots",
+    "Rows",
     "SchemeName",
     "Seed",
     "Settings",
@@ -59,130 +61,102 @@ __all__ = [
 KEY, TEST, DECODING, OUTPUT = "Key and scheme", "Test", "Decoding", "Output"  # panels of --help
 UNMARKED = "none"  # the --scheme that leaves no mark and needs no key
 
+of_key = functools.partial(typer.Option, rich_help_panel=KEY)
+of_test = functools.partial(typer.Option, rich_help_panel=TEST)
+of_decoding = functools.partial(typer.Option, rich_help_panel=DECODING)
+of_output = functools.partial(typer.Option, rich_help_panel=OUTPUT)
+
 _KEY_HELP = "Key file (make one with: dewmark key new)."
 
-KeyFile = Annotated[Path, typer.Option("--key", metavar="FILE", help=_KEY_HELP, rich_help_panel=KEY)]
-OptionalKeyFile = Annotated[
-    Path | None, typer.Option("--key", metavar="FILE", help=_KEY_HELP, rich_help_panel=KEY)
-]
+KeyFile = Annotated[Path, of_key("--key", metavar="FILE", help=_KEY_HELP)]
+OptionalKeyFile = Annotated[Path | None, of_key("--key", metavar="FILE", help=_KEY_HELP)]
 KeyFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--key", metavar="FILE", help=f"{_KEY_HELP} Repeatable: which key?", rich_help_panel=KEY),
+    list[Path] | None, of_key("--key", metavar="FILE", help=f"{_KEY_HELP} Repeatable: which key?")
 ]
 KeyFolder = Annotated[
-    Path | None,
-    typer.Option("--keys", metavar="DIR", help="Like --key for all *.key of a folder.", rich_help_panel=KEY),
+    Path | None, of_key("--keys", metavar="DIR", help="Like --key for all *.key of a folder.")
 ]
 Payload = Annotated[
     str | None,
-    typer.Option(
+    of_key(
         "--payload",
         metavar="NUMBER",
         help="Message that the text carries, such as 0x2f (see key new --payload-bits).",
-        rich_help_panel=KEY,
     ),
 ]
 Member = Annotated[
     int | None,
-    typer.Option(
+    of_key(
         "--member",
         min=0,
         show_default="one per text, by its seed",
         help="Member of the key's ring that marks.",
-        rich_help_panel=KEY,
     ),
 ]
 Attempts = Annotated[
-    int,
-    typer.Option(
-        "--attempts",
-        min=1,
-        help="Versions of each text that you try: p-values pay for all.",
-        rich_help_panel=TEST,
-    ),
+    int, of_test("--attempts", min=1, help="Versions of each text that you try: p-values pay for all.")
 ]
 Certificate = Annotated[
     Path | None,
-    typer.Option(
+    of_output(
         "--certificate",
         metavar="CHAIN.pem",
         help="Sign a C2PA manifest into every text: your certificate chain, your own certificate first.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 CertificateKey = Annotated[
     Path | None,
-    typer.Option(
-        "--certificate-key",
-        metavar="KEY.pem",
-        help="The private key of --certificate, unencrypted.",
-        rich_help_panel=OUTPUT,
-    ),
+    of_output("--certificate-key", metavar="KEY.pem", help="The private key of --certificate, unencrypted."),
 ]
 Roots = Annotated[
     Path | None,
-    typer.Option(
+    of_test(
         "--roots",
         metavar="ROOTS.pem",
         help="Certificates under which signers of C2PA manifests are trusted; says if one is missing.",
-        rich_help_panel=TEST,
     ),
 ]
 Host = Annotated[
     str | None,
-    typer.Option(
+    of_key(
         "--host",
         metavar="MODEL",
         help="A packaged name (see dewmark models list), a folder or a hub id.",
         show_default="smollm2-135m",
-        rich_help_panel=KEY,
     ),
 ]
 SchemeName = Annotated[
     str | None,
-    typer.Option(
+    of_key(
         "--scheme",
         metavar="NAME",
         show_default="dew",
         help="Scheme (see dewmark schemes), or one of your own: FILE.py:CLASS.",
-        rich_help_panel=KEY,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Set a parameter of the scheme, e.g. k=5; repeatable.",
-        rich_help_panel=KEY,
-    ),
+    of_key("--set", metavar="NAME=VALUE", help="Set a parameter of the scheme, e.g. k=5; repeatable."),
 ]
 Strength = Annotated[
     str | None,
-    typer.Option(
+    of_key(
         metavar="exact|free|strong|NUMBER",
         help="How strong the default's mark is.",
         show_default="free",
-        rich_help_panel=KEY,
     ),
 ]
 Detector = Annotated[
     Path | None,
-    typer.Option(
-        "--detector",
-        metavar="DIR",
-        help="Exported detector, instead of --key, --host and --set.",
-        rich_help_panel=KEY,
-    ),
+    of_key("--detector", metavar="DIR", help="Exported detector, instead of --key, --host and --set."),
 ]
 Reader = Annotated[
     str | None,
-    typer.Option(
+    of_key(
         "--reader",
         metavar="MODEL|DIR|host|none",
         show_default="the packaged one",
         help="Predicts each word, so that surprising ones weigh more: a model, or a trained reader.",
-        rich_help_panel=KEY,
     ),
 ]
 Prompt = Annotated[
@@ -192,13 +166,18 @@ Prompt = Annotated[
 TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
 ]
-FalsePositiveRate = Annotated[
-    float,
+Rows = Annotated[
+    str | None,
     typer.Option(
-        "--fpr",
-        help="False-positive rate: share of keys that call an unmarked text marked.",
-        rich_help_panel=TEST,
+        "--in",
+        "--jsonl",
+        metavar="FILE|URL",
+        help="Read the text of each row (after its prompt, if any) of a JSONL or Parquet file or a folder of "
+        "Parquet files: a path, s3://, gs://, http(s)://.",
     ),
+]
+FalsePositiveRate = Annotated[
+    float, of_test("--fpr", help="False-positive rate: share of keys that call an unmarked text marked.")
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
 TopP = Annotated[
@@ -206,49 +185,37 @@ TopP = Annotated[
 ]
 OwnTemperature = Annotated[
     float | None,
-    typer.Option(
+    of_decoding(
         "--temperature",
         help="Sampling temperature, above 0 to mark.",
         show_default="1; the host's own in chat",
-        rich_help_panel=DECODING,
     ),
 ]
 OwnTopP = Annotated[
     float | None,
-    typer.Option(
+    of_decoding(
         "--top-p",
         help="Keep the most likely tokens with this total probability.",
         show_default="1; the host's own in chat",
-        rich_help_panel=DECODING,
     ),
 ]
 OwnTopK = Annotated[
     int | None,
-    typer.Option(
+    of_decoding(
         "--top-k",
         help="Keep the k most likely tokens; 0 keeps all.",
         show_default="0; the host's own in chat",
-        rich_help_panel=DECODING,
     ),
 ]
 Chat = Annotated[
-    bool,
-    typer.Option(
-        "--chat",
-        help="Answer requests in the host's chat template, as the host decodes.",
-        rich_help_panel=DECODING,
-    ),
+    bool, of_decoding("--chat", help="Answer requests in the host's chat template, as the host decodes.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the first text; text i gets seed + i.")]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the host: auto, float32, bfloat16 …")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON, one object per line.", rich_help_panel=OUTPUT)
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no progress or messages.", rich_help_panel=OUTPUT)
-]
+Json = Annotated[bool, of_output("--json", help="Print JSON, one object per line.")]
+Quiet = Annotated[bool, of_output("--quiet", "-q", help="Print no progress or messages.")]
 
 
 def load_key(file: Path | None) -> Key:
@@ -376,17 +343,6 @@ def check_marks(scheme: str | None) -> None:
     """Raise `ConfigError` for --scheme none where a mark is needed."""
     if scheme == UNMARKED:
         raise ConfigError("scheme none leaves no mark: name a scheme that marks")
-
-
-def only_key(keys: Sequence[Path] | None, unused: Sequence[str], texts: Sequence[str] | None) -> Path | None:
-    """The one key with which --follow watches standard input."""
-    if [text for text in texts or () if text != "-"]:
-        raise ConfigError("--follow watches standard input: leave out the text files")
-    if unused:
-        raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
-    if len(keys or ()) > 1:
-        raise ConfigError("--follow takes one --key; a key with a ring has many members")
-    return next(iter(keys or ()), None)
 
 
 def whole_number(value: str | None, option: str) -> int | None:

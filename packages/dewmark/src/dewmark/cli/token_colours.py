@@ -1,22 +1,31 @@
-"""Detections for people: a verdict on one line, tokens coloured by their scores, SVG pictures of both.
+"""Detections for people: a verdict on one line, tokens coloured by their scores; both as a page, too.
 
-Token backgrounds are pastel with black text, so that they are readable on dark and light terminals. Terminals
-with 16 colours, which would show all pastels as white, get fewer and plainer steps. Rich honours NO_COLOR.
+Token backgrounds are pastel with black text, so that they are readable on dark and light terminals.
+Rich honours NO_COLOR.
 """
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from dewmark.cli.terminal import printable, save_text
-from dewmark.reports.detection_display import coverage_sentence, level, sentence, spans
+from dewmark.reports.detection_display import (
+    CAVEATS,
+    PASSAGE_CAVEATS,
+    coverage_sentence,
+    level,
+    sentence,
+    spans,
+)
+from dewmark.reports.html_page import escape, html_page
 from dewmark.types import Detection, Verdict
+
+Drawing = Callable[[Console], None]
 
 _BACKGROUND = {  # the desk's blue and orange, which colour-blind readers tell apart
     -4: "#ecad6d",
@@ -35,40 +44,27 @@ _VERDICT = {
     Verdict.TOO_SHORT: "bold yellow",
     Verdict.UNSUPPORTED_LANGUAGE: "bold yellow",
 }
-_PASTEL = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
-_PLAIN = {
-    **dict.fromkeys((-4, -3), "black on bright_yellow"),
-    **dict.fromkeys((-2, -1), "yellow"),
-    0: "",
-    **dict.fromkeys((1, 2), "blue"),
-    **dict.fromkeys((3, 4), "black on bright_blue"),
-}
+STYLES = {step: f"#000000 on {colour}" for step, colour in _BACKGROUND.items()}
+"""The style of each colour step."""
 
 
-def styles(console: Console) -> dict[int, str]:
-    """The style of each colour step, as far as the console can show it."""
-    return _PLAIN if console.color_system in ("standard", "windows") else _PASTEL
-
-
-def colour_tokens(console: Console, text: str, detection: Detection) -> Text:
+def colour_tokens(text: str, detection: Detection) -> Text:
     """The text with each token's background set by its score; tokens without a score are dim."""
-    steps = styles(console)
     coloured = Text()
     for span in spans(text, detection.tokens):
-        coloured.append(printable(span.text), style=steps[level(span.score)] if span.scored else "dim")
+        coloured.append(printable(span.text), style=STYLES[level(span.score)] if span.scored else "dim")
     return coloured
 
 
-def legend(console: Console) -> Text:
+def legend() -> Text:
     """The legend of the token colours."""
-    steps = styles(console)
     return Text.assemble(
         ("token scores ", "dim"),
-        (" against a mark ", steps[-4]),
-        ("  −  ", steps[-2]),
-        (" near 0 ", steps[0]),
-        ("  +  ", steps[2]),
-        (" for a mark ", steps[4]),
+        (" against a mark ", STYLES[-4]),
+        ("  −  ", STYLES[-2]),
+        (" near 0 ", STYLES[0]),
+        ("  +  ", STYLES[2]),
+        (" for a mark ", STYLES[4]),
         ("  not scored", "dim"),
     )
 
@@ -84,17 +80,26 @@ def verdict_line(name: str, detection: Detection) -> Text:
     )
 
 
-def token_table(detection: Detection) -> str:
-    """Tokens as tab-separated lines: start, end, score, token."""
-    return "".join(
-        f"{token.start}\t{token.end}\t{f'{token.score:+.3f}' if token.scored else '-'}\t{token.text!r}\n"
-        for token in detection.tokens
-    )
+def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
+    """Save what each drawing prints as one page, with what a verdict does not mean.
+
+    The scored texts are untrusted: they are escaped, and the page's policy forbids scripts and requests.
+    """
+    body = f"<h1>{escape(title)}</h1>\n"
+    for draw in drawings:
+        console = recorder(soft_wrap=True)
+        draw(console)
+        shown = console.export_html(code_format="{code}", inline_styles=True)
+        body += f'<article><pre dir="auto">{shown}</pre></article>\n'
+    caveats = "".join(f"<li>{escape(each)}</li>" for each in (*CAVEATS, *PASSAGE_CAVEATS))
+    style = "pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }"
+    page = html_page(title, f"{body}<h2>What a verdict does not mean</h2>\n<ul>{caveats}</ul>\n", style=style)
+    save_text(path, page)
 
 
-def save_svg(path: Path, draw: Callable[[Console], None], *, title: str, width: int = 100) -> None:
-    """Save what ``draw`` prints as an SVG picture of a terminal, which loads nothing from the network."""
-    console = Console(
+def recorder(*, width: int = 100, soft_wrap: bool = False) -> Console:
+    """A console that prints nothing and remembers everything."""
+    return Console(
         record=True,
         width=width,
         file=io.StringIO(),
@@ -104,9 +109,5 @@ def save_svg(path: Path, draw: Callable[[Console], None], *, title: str, width: 
         highlight=False,
         markup=False,
         emoji=False,
+        soft_wrap=soft_wrap,
     )
-    draw(console)
-    svg = console.export_svg(title=title, unique_id="dewmark")
-    # rich embeds a link to a web font; the reader's own monospace font will do
-    svg = re.sub(r"@font-face\s*\{[^}]*\}", "", svg)
-    save_text(path, svg)

@@ -2,23 +2,18 @@
 
 The key test is valid on average over keys; a single key may still be biased in one language or kind of text.
 
-**Counting.** Given the key, texts drawn from a kind are independent, so the number of them with p at or below
-a level is binomial: its interval (Clopper-Pearson) and the test "is the rate above the level?" are exact,
-with each set of near-copies counted as one text. That the z of all texts of a kind go together over keys (r,
-see `dewmark.stats.one_key`) does not make their number smaller here: it is the bias of this key that the
-audit is after. Every level in every group of texts is one cell, and the tests of all cells are corrected
-together by Holm's method: a key that is valid in every cell fails with probability at most `ALPHA`, however
-the cells overlap.
+**Counting.** Given the key, the number of texts with p at or below a level is binomial: its interval
+(Clopper-Pearson) and the test "is the rate above the level?" are exact, with each set of near-copies counted
+as one text. Every level in every group of texts is one cell, and Holm's method corrects the tests of all
+cells together: a key that is valid in every cell fails with probability at most `ALPHA`.
 
-**Predicting.** Where the texts' directions are known, the law of z under this key predicts its rate on each
-group at every level, from a few texts and with a bound; and the correlations of all pairs give the rates
-between which 98% of keys lie. A cell is *trusted* if the bound is at most `TOLERANCE` times the level, and
-not trusted if the prediction itself is above that or the count is significantly above the level.
+**Predicting.** Where the texts' directions are known, the law of z under this key (`dewmark.stats.one_key`)
+predicts its rate on each group at every level, from a few texts and with a bound. A cell is *trusted* if the
+bound is at most `TOLERANCE` times the level, and not trusted if the prediction itself is above that or the
+count is significantly above the level.
 
-**Without directions** only counts remain, and a test that finds nothing proves little without power. A cell
-*resolves* its level if it would detect twice that rate with probability `POWER`; it is trusted if it does.
-
-Boundary: numbers, labels and directions in, a verdict out.
+**Without directions** only counts remain. A cell *resolves* its level if it would detect twice that rate with
+probability `POWER`; it is trusted if it does.
 """
 
 from __future__ import annotations
@@ -37,6 +32,7 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.errors import InputError
 from dewmark.stats import one_key
 from dewmark.stats.multiple_testing import holm
+from dewmark.stats.one_key import KeyOnKind
 from dewmark.stats.rates import Rate, rate
 
 __all__ = [
@@ -99,14 +95,14 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """How far the texts of a group are called marked together.
+class Together(KeyOnKind):
+    """How far the texts of a group are called marked together, and the law of z under this key.
 
     ``r`` is the mean correlation over keys of two texts' z, ``error`` its standard error. ``matched`` is the
     correlation that, were it the same for all pairs, would give a key's rate at `VERDICT_LEVEL` the variance
     over keys that it has: larger than r where some texts are much more alike than others. Over keys the texts
     vary like ``effective_number`` independent ones; ``largest_block`` of them are one block, which a key
-    calls marked as a whole or not at all. Under this key z ~ N(m, ``spread``²) with m ~ N(``mean``, ``sd``²).
+    calls marked as a whole or not at all.
     """
 
     r: float
@@ -114,14 +110,6 @@ class Together:
     matched: float
     effective_number: float
     largest_block: int
-    mean: float
-    sd: float
-    spread: float
-
-    @property
-    def law(self) -> one_key.KeyOnKind:
-        """The law of z under this key."""
-        return one_key.KeyOnKind(self.mean, self.sd, self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +378,7 @@ def audit(
         _Count.of(p[mine], z[mine], None if directions is None else directions[mine]) for *_, mine in chosen
     ]
     raw = [
-        _tail(hits, len(each.weights), level)
+        _tail(hits, each.independent, level)
         for each in counts
         for level, hits in zip(LEVELS, each.hits, strict=True)
     ]
@@ -405,7 +393,7 @@ def audit(
                 level=level,
                 texts=int(mine.sum()),
                 alarms=int(np.count_nonzero(p[mine] <= level)),
-                independent=len(each.weights),
+                independent=each.independent,
                 hits=hits,
                 p_value=next(p_of_cell),
                 corrected=next(corrected),
@@ -423,7 +411,7 @@ def audit(
 class _Count:
     """One group: alarms with near-copies as one, and what its directions tell."""
 
-    weights: F64  # one entry per text that counts
+    independent: int
     hits: tuple[float, ...]
     together: Together | None
     directions: F32 | None
@@ -435,25 +423,22 @@ class _Count:
         if directions is not None and len(p) > 1:
             correlation = one_key.mean_correlation(directions)
             label = one_key.copies(directions, correlation.r)
-            law = one_key.key_on_kind(z, directions)
             together = Together(
+                **asdict(one_key.key_on_kind(z, directions)),
                 r=correlation.r,
                 error=correlation.error,
                 matched=one_key.matching_correlation(directions, VERDICT_LEVEL),
                 effective_number=one_key.effective_number(len(p), correlation.r),
                 largest_block=int(np.bincount(one_key.blocks(directions)).max()),
-                mean=law.mean,
-                sd=law.sd,
-                spread=law.spread,
             )
         members = np.bincount(label)
         hits = tuple(float(np.sum(np.bincount(label, weights=p <= level) / members)) for level in LEVELS)
-        return cls(members.astype(np.float64), hits, together, directions)
+        return cls(len(members), hits, together, directions)
 
     def prediction(self, level: float) -> Prediction | None:
         if self.together is None or self.directions is None:
             return None
-        law, matched = self.together.law, one_key.matching_correlation(self.directions, level)
+        law, matched = self.together, one_key.matching_correlation(self.directions, level)
         return Prediction(
             rate=law.rate(level),
             low=law.rate(level, confidence=1.0 - _BOUND),

@@ -27,7 +27,6 @@ __all__ = ["NOTHING", "Statistic", "cross_variance", "key_test", "one_sided_p", 
 Index = slice | I64
 
 BLOCK = 2048
-EXACT_LIMIT = 16_384
 TINY = 1e-9
 LINEAR_LIMIT = 400  # beyond this, a norm of d_T x d_C numbers is cheaper than all pairs
 
@@ -118,22 +117,11 @@ def cross_variance(a: Evidence, b: Evidence) -> float:
 def score_variance(evidence: Evidence) -> float:
     """Σ_ij w_i w_j f(ρ_ij), the variance over keys of the sum of scores.
 
-    Exact if f is linear: then it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N). Otherwise exact up to
-    `EXACT_LIMIT` distinct pairs. Beyond that, the higher terms of f are exact on the diagonal and between
-    pairs of the same token, which carry nearly all of their weight, and elsewhere estimated from a fixed
-    random sample of pairs.
+    If f is linear, it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N); otherwise it takes all pairs.
     """
-    linear = not any(evidence.kernel[1:])
-    if len(evidence) <= (LINEAR_LIMIT if linear else EXACT_LIMIT):
+    if any(evidence.kernel[1:]) or len(evidence) <= LINEAR_LIMIT:
         return _pairwise(evidence)
-    if linear:
-        return evidence.kernel[0] * _linear(evidence.weights.astype(np.float32), evidence.T, evidence.C)
-    first, higher = evidence.kernel[0], (0.0, *evidence.kernel[1:])
-    w = evidence.weights.astype(np.float32)
-    total = first * _linear(w, evidence.T, evidence.C) + sum(higher) * float(
-        evidence.weights @ evidence.weights
-    )
-    return total + _same_token(evidence, w, higher) + _other_tokens(evidence, w, higher)
+    return evidence.kernel[0] * _linear(evidence.weights.astype(np.float32), evidence.T, evidence.C)
 
 
 def _pairwise(evidence: Evidence) -> float:
@@ -168,41 +156,3 @@ def _linear(w: F32, T: Factor, C: Factor) -> float:
     for i in range(0, len(w), BLOCK):
         total += (T[i : i + BLOCK] * w[i : i + BLOCK, None]).T @ C[i : i + BLOCK]
     return float(np.sum(total**2))
-
-
-def _tokens(T: Factor) -> I64:
-    """A label (N,) for each distinct row of T."""
-    if T.ndim == 1:
-        return np.unique(T, return_inverse=True)[1]
-    # a random projection to one float64 separates rows as well as comparing them does
-    direction = np.random.default_rng(0).standard_normal(T.shape[1])
-    codes = np.concatenate([T[i : i + BLOCK] @ direction for i in range(0, len(T), BLOCK)])
-    return np.unique(codes, return_inverse=True)[1]
-
-
-def _same_token(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
-    """The terms of ``kernel`` summed over i ≠ j of the same token."""
-    labels = _tokens(evidence.T)
-    order = np.argsort(labels, kind="stable")
-    total = 0.0
-    for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
-        for i in range(0, len(members), BLOCK):
-            rows = members[i : i + BLOCK]
-            gram = power_series(_gram(evidence.C[rows], evidence.C[members]), kernel)
-            total += float(w[rows].astype(np.float64) @ (gram @ w[members]))
-    return total - sum(kernel) * float(evidence.weights @ evidence.weights)
-
-
-def _other_tokens(evidence: Evidence, w: F32, kernel: tuple[float, ...]) -> float:
-    """The terms of ``kernel`` summed over different tokens, from a sample of `EXACT_LIMIT` / 4 pairs."""
-    rng = np.random.default_rng(0)
-    chosen = np.sort(rng.choice(len(w), size=EXACT_LIMIT // 4, replace=False))
-    labels = _tokens(evidence.T)[chosen]
-    T, C, v = evidence.T[chosen], evidence.C[chosen], w[chosen]
-    total = 0.0
-    for i in range(0, len(chosen), BLOCK):
-        rows = slice(i, i + BLOCK)
-        gram = power_series(_gram(T[rows], T) * _gram(C[rows], C), kernel)
-        gram[labels[rows, None] == labels[None, :]] = 0.0
-        total += float(v[rows].astype(np.float64) @ (gram @ v))
-    return total * len(w) * (len(w) - 1) / (len(chosen) * (len(chosen) - 1))

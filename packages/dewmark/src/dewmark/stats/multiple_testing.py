@@ -21,17 +21,11 @@ __all__ = ["benjamini_hochberg", "sidak_min"]
 PValues = Sequence[float] | NDArray[np.floating]
 
 
-def benjamini_hochberg(p_values: PValues, *, weights: F64 | None = None) -> F64:
-    """Adjusted p-values (m,) in the given order: q_(i) = min over k ≥ i of min(1, p_(k) m / k).
-
-    With ``weights`` (m,) the number m becomes their sum, and k the sum of those of the k smallest p-values:
-    the bound holds for the weighted share of false positives, under the same dependence (Blanchard and
-    Roquain, 2008). Texts that are copies of one another can so count as one.
-    """
+def benjamini_hochberg(p_values: PValues) -> F64:
+    """Adjusted p-values (m,) in the given order: q_(i) = min over k ≥ i of min(1, p_(k) m / k)."""
     p = _checked(p_values)
     order = np.argsort(p, kind="stable")
-    counted = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)[order]
-    adjusted = np.minimum.accumulate((p[order] * (counted.sum() / np.cumsum(counted)))[::-1])[::-1]
+    adjusted = np.minimum.accumulate((p[order] * (len(p) / np.arange(1, len(p) + 1)))[::-1])[::-1]
     return _in_order(np.minimum(adjusted, 1.0), order)
 
 
@@ -41,12 +35,6 @@ def holm(p_values: PValues) -> F64:
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     return _in_order(np.minimum(adjusted, 1.0), order)
-
-
-def sidak(p_values: PValues) -> F64:
-    """Adjusted p-values (m,) in the given order: 1 − (1 − p)^m, exact for independent tests."""
-    p = _checked(p_values)
-    return np.array([sidak_min(value, tests=len(p)) for value in p.tolist()], dtype=np.float64)
 
 
 def sidak_min(p_value: float, *, tests: int) -> float:

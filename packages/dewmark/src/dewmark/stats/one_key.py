@@ -1,40 +1,22 @@
 """What one key does to many texts: how their z-scores go together, and how its false alarms then come.
 
 The key test is exact for one text over random keys. An operator has one key and many texts, so the question
-turns round: under this key, do unmarked texts of one kind score high together?
+turns round: under this key, do unmarked texts of one kind score high together? ``docs/statistics.md``,
+section 6, derives the answers.
 
-**Correlation.** With linear scores a text x is one matrix M_x = Σ_i w_i t_i c_iᵀ, a key one Gaussian matrix
-W, and z_x = ⟨M_x, W⟩/‖M_x‖. Over keys, therefore,
+With linear scores a text x is one matrix M_x = Σ_i w_i t_i c_iᵀ and z_x = ⟨M_x, W⟩/‖M_x‖, so over keys
+corr(z_x, z_y) = ⟨m_x, m_y⟩ with m_x = M_x/‖M_x‖. `direction` gives m_x, and everything below works on such
+unit vectors, from whatever scheme they come. Matrices of more than `DIMENSIONS` entries are reduced to that
+many by a fixed count sketch: inner products stay unbiased, with a standard error of at most 0.02. For tanh
+scores the first term of the series counts, which carries nearly all of the covariance of two texts.
 
-    corr(z_x, z_y) = ⟨m_x, m_y⟩,    m_x = M_x/‖M_x‖,
+r is the mean correlation of two texts of a kind. Their z share the part √r g, where g ~ N(0, 1) belongs to
+the key. `KeyOnKind` is the posterior of m = √r g once texts of the kind are scored under the key: it predicts
+the key's rate at any level.
 
-a property of the two texts alone. `direction` gives m_x, and everything below works on such unit vectors,
-from whatever scheme they come. Matrices of more than `DIMENSIONS` entries are reduced to that many by a fixed
-count sketch: inner products stay unbiased, with a standard error of at most √(2/`DIMENSIONS`), 0.02. For
-tanh scores the first term of the series counts, which carries nearly all of the covariance of two texts.
-
-**r** is the mean correlation of two different texts of a kind, ‖E m‖². All their z share the part √r g, where
-g ~ N(0, 1) belongs to the key, so n of them vary over keys like n/(1 + (n − 1) r) independent ones
-(`effective_number`), and a key's own false-alarm rate at level α is, over keys,
-
-    rate = Φ((√r g − z_α)/√(1 − r)),
-
-whose 99th percentile `rate_ceiling` gives. A kind that falls into parts (several templates) has another law
-with the same r; `matching_correlation` is the r that gives this law the exact variance of the rate over keys,
-which follows from the correlations of all pairs.
-
-**This key.** Once the z of n texts of a kind under the key are known, m = √r g is not random any more, but
-estimated. Texts drawn from the kind are independent *given the key*, apart from copies of one another, so
-z_i ~ N(m, s²) with the prior m ~ N(0, r), and `KeyOnKind` holds the posterior: the law that predicts this
-key's false-alarm rate on the kind at any level, also at levels that no count of alarms could reach. Where r
-is small the prior alone settles the matter, where it is large a few texts do.
-
-**Blocks.** `blocks` joins texts whose correlation exceeds a threshold. Texts above `BLOCK` (1/2) are called
-marked together or not at all. For counts of alarms only *copies* count as one: texts whose correlation lies
-half-way between the kind's own r and 1 or higher (`copies`). The r that all texts of the kind share is no
-reason to count fewer of them: it is what an audit of this key wants to measure.
-
-Boundary: vectors and z-scores in, numbers out.
+Texts whose correlation is above `BLOCK` are called marked together or not at all (`blocks`). For counts of
+alarms only near-copies count as one (`copies`): the r that all texts of the kind share is what an audit of
+this key wants to measure.
 """
 
 from __future__ import annotations

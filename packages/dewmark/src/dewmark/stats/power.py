@@ -1,25 +1,16 @@
-"""Power by length: the share of marked texts that the key test detects, and how long a text must be.
+"""Power by length: the share of marked texts that the key test finds, and how long a text must be.
 
-Truncate each marked text at several lengths L and score the truncated texts: this gives z-scores z_i(L) and
-the measured share with p below the level. A model interpolates and extrapolates. Evidence adds up, so z grows
-like √L; texts differ in how strongly they can be marked, so the slope differs between texts:
+Evidence adds up, so z grows like √L; texts differ in how strongly they can be marked, so the slope differs:
 
     z_i(L) = m_i √L + e,   m_i ~ N(μ, τ²),   e ~ N(0, σ²)    hence   z(L) ~ N(μ√L, σ² + τ²L)
     TPR(L) = Φ((μ√L − z_α) / √(σ² + τ²L)) · G(L),   z_α = −Φ⁻¹(fpr)
 
-G(L) is the share of texts of length L that the detector judges at all: it refuses texts of fewer than a
-certain number of effective tokens as too short, whatever their z. Each text's effective length at each cut
-shows where it passes that number; G counts the texts that have passed it.
+G(L) is the share of texts of length L that the detector judges at all. μ is fitted by least squares, σ² and
+τ² by non-negative least squares on the variance at each length, relative to that variance.
 
-μ is fitted by least squares, σ² and τ² by non-negative least squares on the variance at each length, relative
-to that variance. Even for very long texts the rate is at most Φ(μ/τ).
-
-**Strength per effective token.** Where only what detection computes is known, the same model in effective
-tokens L with σ = 1 serves: P(z > z_α) = Φ((μ√L − z_α) / √(1 + τ²L)). μ is the mean of m_i = z_i/√L_i, and τ²
-the variance of m_i minus the part that e explains, the mean of 1/L_i; the error of μ, s²/n, is added to τ².
-
-Boundary: z-scores in, numbers out. The sample should come from the host, settings and kind of prompt of
-interest; it says nothing about rewritten texts.
+Where only what detection computes is known, `Strength` is the same model in effective tokens with σ = 1: μ is
+the mean of m_i = z_i/√L_i, and τ² the variance of m_i minus the part that e explains, the mean of 1/L_i; the
+error of μ, s²/n, is added to τ².
 """
 
 from __future__ import annotations

@@ -1,51 +1,33 @@
 """Which parts of a text are marked: a scan finds significant windows, a posterior their boundaries.
 
-**The scan.** A window w of consecutive scored units has z_w = S_w / √Var_w, where S_w is the weighted sum of
-its scores and Var_w the block sum of the key covariance over its units. Fix the text and let the key be
-random: the z_w are jointly normal, with correlations that depend on the text alone. Windows of all lengths
-compete, so each gets a share v_w of the error: all lengths (a geometric grid) get the same, and so do all
-windows of one length.
+``docs/locate.md`` derives what follows. A window w of consecutive scored units has z_w = S_w / √Var_w and a
+share v_w of the error: all lengths (a geometric grid) get the same, and so do all windows of one length. With
 
-    q_w = P(N(0,1) > z_w) / v_w,    Q = min_w q_w
+    q_w = P(N(0,1) > z_w) / v_w,    Q = min_w q_w,    N(q) = the number of windows with q_w ≤ q,
+    P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ]  exactly.
 
-Bonferroni's bound P(Q ≤ q) ≤ q Σ v_w is far too conservative for overlapping windows. The exact value is
-
-    P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ],    N(q) = the number of windows with q_w ≤ q,
-
-because the sum of the windows' own probabilities counts a key for which N windows pass N times. So: draw a
-window by its share, its z from the tail beyond its threshold, all other scores given that z, and count. There
-is no rare event to wait for: the estimate is as good at 1e-12 as at 0.05. Two standard errors are added, and
-the result never exceeds Bonferroni's bound.
+So: draw a window by its share, its z from the tail beyond its threshold, all other scores given that z, and
+count. Two standard errors are added, and the result never exceeds Bonferroni's bound.
 
 A text of up to 2 x `REACH` scored units is one chunk, with windows of every length. A longer one is divided
 into overlapping chunks: windows are up to `REACH` units long, each belongs to the chunk in which it begins,
-and N counts only windows of the same chunk, which can only make the result more conservative. Memory beyond
-the windows themselves does not grow with the text, and time is linear in its length.
+and N counts only windows of the same chunk, which can only make the result more conservative.
 
-**The segments.** With probability at least 1 − fpr over keys, all windows with p ≤ fpr contain marked units,
-all at once; so any choice among them keeps that guarantee, and the choice can aim at good boundaries. It
-takes the disjoint significant windows that maximise
+All windows with p ≤ fpr contain marked units, all at once with probability 1 − fpr, so any choice among them
+keeps that guarantee. The segments are the disjoint significant windows that maximise
 
     Σ_w ( Σ_{i in w} (π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
 
-found exactly, as a longest path. Neighbours are merged if that increases the same sum (a window that contains
-marked units still does when extended). π is the posterior of a two-state chain: scores are independent, N(0,
-1) in unmarked and N(μ, 1) in marked stretches, stretches have geometric lengths, and the strength μ and the
-mean length are averaged over a grid. If this model is wrong, the boundaries suffer, but never the error rate.
+where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum.
 
-**The rest.** Do the segments explain the text's score, or is the rest marked too? Let S_1, n_1 be the sum and
-length of the segments, S_0, n_0 those of the rest, and V_1, V_0, C the variances and covariance of the sums
-over keys. A rest that was written without the key, by someone who shares the segments' vocabulary, has mean
-βS_1 with β = C/V_1, and
+The rest of the text is compared with the segments. Let S_1, n_1 be the sum and length of the segments, S_0,
+n_0 those of the rest, and V_1, V_0, C the variances and covariance of the sums over keys. A rest that was
+written without the key, with the segments' vocabulary, has mean βS_1 with β = C/V_1, so
 
     z_rest = (S_0 − βS_1) / √(V_0 − C²/V_1)
 
-is standard normal. A rest that is marked like the segments has the same mean score; how far it stays below,
-S_0/n_0 − S_1/n_1 over its standard deviation, is a second z. The segments were chosen for their high scores,
-so the p-value of that difference is corrected as that of a window is.
-
-**Several keys.** Windows, their deviations and the law of Q depend on the text alone, so they are computed
-once for all keys, and the draws only if some window is significant by itself.
+is standard normal. How far the mean of the rest stays below that of the segments is a second z. Since the
+segments were chosen for their high scores, its p-value is corrected as that of a window is.
 """
 
 from __future__ import annotations
@@ -67,7 +49,6 @@ from dewmark.stats.key_test import (
     Statistic,
     covariance,
     effective_length,
-    key_test,
     one_sided_p,
     score_variance,
 )
@@ -214,12 +195,6 @@ class Search:
         return _Chunk(self._evidence, self.units)
 
 
-def scan(evidence: Evidence, *, draws: int = DRAWS) -> Scan:
-    """Test every window of a text under one key."""
-    prepared = Search(evidence, draws=draws)
-    return prepared.scan(prepared.z(evidence.scores[:, None])[:, 0])
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Units [start, end) of a text, with the evidence that they are marked.
@@ -268,12 +243,6 @@ class Found:
 
 
 NOTHING_FOUND = Found([], None)
-
-
-def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> list[Segment]:
-    """The marked segments of a text, in order and disjoint."""
-    (found,) = search([evidence], levels=[fpr], tests=[test])
-    return found.segments
 
 
 def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:

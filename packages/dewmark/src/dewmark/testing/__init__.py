@@ -1,29 +1,27 @@
 """The contract of a scheme as tests that anyone can run on their own scheme.
 
-With pytest, in five lines:
+``print(check_scheme(MyScheme()))`` runs them all. With pytest, each can be a test of its own:
 
-    from dewmark.testing import SchemeContract
-    from my_package import MyScheme
+    trial = Trial(MyScheme())
 
-    class TestMyScheme(SchemeContract):
-        scheme = MyScheme()
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_contract(check):
+        check(trial)
 
-Without it: ``print(check_scheme(MyScheme()))``. Everything runs offline on a tiny random language model. A
+Everything runs offline on a tiny random language model. A
 failure says what was expected; checks that cannot run here (no CUDA, no evidence offered) are skipped.
 """
 
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from dewmark.scheme import Scheme
 from dewmark.testing.checks import CHECKS, Check
 from dewmark.testing.trial import Trial
 
-__all__ = ["CHECKS", "Check", "CheckOutcome", "Report", "SchemeContract", "Trial", "check_scheme"]
+__all__ = ["CHECKS", "Check", "CheckOutcome", "Report", "Trial", "check_scheme"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +74,3 @@ def _run(check: Check, trial: Trial) -> CheckOutcome:
     except Exception as error:  # noqa: BLE001 - any error of a scheme is a failure
         return CheckOutcome(name, "failed", f"{type(error).__name__}: {error}")
     return CheckOutcome(name, "passed")
-
-
-class SchemeContract:
-    """Subclass it in a test file and set ``scheme``: pytest then runs every check as its own test."""
-
-    scheme: ClassVar[Scheme]
-    trial: ClassVar[Trial]
-
-    @classmethod
-    def setup_class(cls) -> None:
-        """Create the trial that the checks share; override it for other text lengths or key counts."""
-        cls.trial = Trial(cls.scheme)
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        """Delete the trial's files."""
-        cls.trial.close()
-
-
-def _as_test(check: Check) -> Callable[[Any], None]:
-    def test(self: SchemeContract) -> None:
-        check(self.trial)
-
-    test.__doc__ = check.__doc__
-    return test
-
-
-for _check in CHECKS:
-    setattr(SchemeContract, f"test_{_check.__name__}", _as_test(_check))

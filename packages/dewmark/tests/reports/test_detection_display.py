@@ -1,11 +1,9 @@
-"""Detections in words, colours and HTML: the page shows the text exactly, runs nothing, fetches nothing."""
+"""Detections in words and colours."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -19,47 +17,11 @@ from dewmark.reports.detection_display import (
     sentence,
     spans,
 )
-from dewmark.reports.detection_page import render_html, write_html
 from dewmark.types import Coverage, Detection, Extent, Looks, TokenScore, Verdict
 
 
 def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
     return Detection(verdict, p, 4.2, 0.5, 90.0, 100, "key", 0.01, "dew", "ab12", tuple(tokens))
-
-
-class Texts(HTMLParser):
-    """Collects the content of each ``div class=text``, all tags and all titles."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.titles: list[str] = []
-        self.tags: list[tuple[str, dict]] = []
-        self._inside = False
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        self.tags.append((tag, attributes))
-        if tag == "div" and attributes.get("class") == "text":
-            self.texts.append("")
-            self._inside = True
-        if "title" in attributes:
-            self.titles.append(attributes["title"])
-
-    def handle_endtag(self, tag):
-        if tag == "div":
-            self._inside = False
-
-    def handle_data(self, data):
-        if self._inside:
-            self.texts[-1] += data
-
-
-def parse(page: str) -> Texts:
-    parser = Texts()
-    parser.feed(page)
-    parser.close()
-    return parser
 
 
 def cut(text: str, *places: tuple[int, int]) -> list[TokenScore]:
@@ -85,24 +47,12 @@ EVIL = "</div><script>alert(\"x\")</script> & <b title='y'>\r\nline two\r\ttabbe
         (EVIL, [(0, 6), (6, 14), (14, 40), (40, 41), (41, 60)]),
     ],
 )
-def test_the_page_shows_the_text_exactly(text, places):
+def test_spans_join_up_to_the_text(text, places):
     tokens = cut(text, *places)
     pieces = spans(text, tokens)
     assert "".join(piece.text for piece in pieces) == text
     if text:
         assert sum(len(piece.tokens) for piece in pieces) == len(tokens)  # no token is lost
-    assert parse(render_html([("x", text, detection(tokens))])).texts == [text]
-
-
-def test_random_offsets_never_lose_or_repeat_a_character():
-    draw = random.Random(7)
-    for _ in range(300):
-        text = "".join(draw.choice("ab <>&\"'\r\n🙂é") for _ in range(draw.randrange(1, 20)))
-        places = []
-        for _ in range(draw.randrange(8)):
-            start = draw.randrange(len(text) + 1)
-            places.append((start, draw.randrange(start, len(text) + 1)))
-        assert parse(render_html([("x", text, detection(cut(text, *places)))])).texts == [text]
 
 
 def test_pieces_of_one_character_are_one_span():
@@ -110,41 +60,6 @@ def test_pieces_of_one_character_are_one_span():
     assert [piece.text for piece in pieces] == ["a", "🙂", "b"]
     assert len(pieces[1].tokens) == 2
     assert pieces[1].score == pytest.approx((2.0 + 3.0) / 2**0.5)
-
-
-def test_nothing_runs_and_nothing_is_fetched():
-    page = render_html([(EVIL, EVIL, detection(cut(EVIL, (0, 10), (10, 30))))])
-    parsed = parse(page)
-    assert not {tag for tag, _ in parsed.tags} & {"script", "img", "link", "iframe", "b", "object"}
-    assert not [
-        name for _, attributes in parsed.tags for name in attributes if name in ("src", "href", "style")
-    ]
-    assert "url(" not in page
-    assert "@import" not in page
-    policy = next(a["content"] for t, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'")
-
-
-def test_a_card_shows_the_verdict_and_its_numbers(tmp_path):
-    tokens = [TokenScore("mark", 0, 4, 2.34, True), TokenScore("ed", 4, 6, -0.1, False)]
-    items = [
-        ("one.txt", "marked", detection(tokens)),
-        ("two.txt", "x", detection(verdict=Verdict.TOO_SHORT, p=0.7)),
-        ("three.txt", "x", detection(verdict=Verdict.NOT_MARKED, p=0.2)),
-    ]
-    path = tmp_path / "deep" / "page.html"
-    write_html(path, items)
-    page = path.read_text(encoding="utf-8")
-    assert "1 of 3 texts marked" in page
-    assert re.search(r'class="badge marked">marked<', page)
-    assert re.search(r'class="badge too-short">too short<', page)
-    assert "1e-05" in page
-    assert "1 in 100,000" in page
-    assert "20 in 100" in page
-    assert "does not mean" in page
-    assert "'mark': +2.34" in parse(page).titles
-    assert "not scored" in parse(page).titles
-    assert "prefers-color-scheme: dark" in page
 
 
 def test_colour_levels():
@@ -187,40 +102,10 @@ def test_a_language_that_the_detector_does_not_know_in_words() -> None:
     unread = dataclasses.replace(refused, effective_length=3.0)
     assert "Hindi, which this detector does not know: its words carry no evidence" in sentence(unread)
     assert "audit" not in sentence(unread)
-    assert "Hindi, which the detector does not know" in render_html([("one", "x", refused)])
 
 
 def passage(text: str, start: int, end: int, *, p: float = 1e-4) -> Passage:
     return Passage(start, end, text[start:end], 5.1, p, p / 100, 80.0, 100, 0.9, "ab12")
-
-
-@pytest.mark.parametrize("places", [[], [(0, 6)], [(3, 9), (14, 40)], [(6, 14), (14, 40)], [(0, len(EVIL))]])
-def test_passages_are_framed_and_the_text_is_still_exact(places):
-    tokens = cut(EVIL, (0, 6), (6, 14), (14, 40), (40, 41), (41, 60))
-    found = [passage(EVIL, *place) for place in places]
-    parsed = parse(render_html([("x", EVIL, detection(tokens))], passages=[found]))
-    assert parsed.texts == [EVIL]
-    frames = [attributes for _, attributes in parsed.tags if attributes.get("class") == "passage"]
-    assert len(frames) == len(places)
-    for number, frame in enumerate(frames, start=1):
-        assert frame["data-number"] == str(number)
-        assert frame["title"] == frame["aria-label"]
-        assert f"marked passage {number}: " in frame["title"]
-        assert "p = 0.0001" in frame["title"]
-        assert frame["role"] == "group"
-    if places:  # a token's tooltip hides the passage's, so it repeats it
-        assert any(title.endswith("; in marked passage 1, p = 0.0001") for title in parsed.titles)
-    assert [tag for tag, _ in parsed.tags].count("li") == len(places)
-    assert not {tag for tag, _ in parsed.tags} & {"script", "b"}
-
-
-def test_the_page_says_whether_passages_were_searched_for():
-    items = [("x", "some text", detection())]
-    assert "passage" not in re.sub(r"(?s)<style>.*</style>", "", render_html(items))
-    nothing = render_html(items, passages=[[]])
-    assert '<span class="badge not-marked">no marked passage</span>' in nothing
-    assert '<span class="badge marked">whole text: marked</span>' in nothing
-    assert "marked passages in 0 of 1 text<" in nothing
 
 
 def test_random_passages_never_lose_or_repeat_a_character():
