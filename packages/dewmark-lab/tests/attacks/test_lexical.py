@@ -13,7 +13,6 @@ import pytest
 
 from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.lexical import random_partition
 
 TEXT = "  The old house,\n\nby the river – it is 200 years old. "
@@ -62,19 +61,6 @@ class TestTruncate:
     def test_truncation_by_words(self):
         cut = load_attack("truncate", n=3).apply([TEXT, "one two"], seeds=[0, 0])
         assert cut == ["  The old house,", "one two"]
-
-    def test_truncation_by_the_host_s_tokens(self, monkeypatch: pytest.MonkeyPatch):
-        host = FakeHost()
-        monkeypatch.setattr("dewmark.hosts.host_info", lambda name: host.info)
-        attack = load_attack("truncate", n=2, unit="tokens")
-        text = " the river is old"
-        cut = attack.apply([text], seeds=[0])[0]
-        assert text.startswith(cut)
-        assert host.tokenizer.encode([cut])[0].ids == host.tokenizer.encode([text])[0].ids[:2]
-        assert attack.identity()["host"] == host.tokenizer.identity
-
-    def test_unused_host_is_not_part_of_the_identity(self):
-        assert load_attack("truncate", host="x").identity() == load_attack("truncate").identity()
 
     def test_n_must_be_positive(self):
         with pytest.raises(ConfigError, match="n must be at least 1"):

@@ -57,14 +57,12 @@ class TestNeural:
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    def test_french_has_names_of_its_own(self, monkeypatch: pytest.MonkeyPatch):
+    def test_french(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
-        translate, back = load_attack("translate-fr"), load_attack("round-trip-fr")
+        translate, back = load_attack("translate", target="fr"), load_attack("round-trip", target="fr")
         assert translate.apply(["a b c"], seeds=[0]) == ["enfr c b a"]
-        assert back.apply(["a b c"], seeds=[0]) == ["fren a b c enfr"]
-        assert (translate.label, back.label) == ("translate-fr", "round-trip-fr")
+        assert (translate.label, back.label) == ("translate-neural-fr", "round-trip-neural-fr")
         assert (translate.language, back.language) == ("fr", "en")
-        assert load_attack("translate", target="fr").label == "translate-neural-fr"
 
     def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
@@ -118,27 +116,15 @@ class TestReferenceSentences:
 
     def test_english_and_french(self):
         pytest.importorskip("sentencepiece")
-        there = load_attack("translate-fr", device="cpu").apply(list(self.FRENCH), seeds=[0] * 4)
+        there = load_attack("translate", target="fr", device="cpu").apply(list(self.FRENCH), seeds=[0] * 4)
         assert _likeness(there, self.FRENCH.values()) > 0.85
         back = machine_translation.NeuralEngine("fr", "en", device="cpu").translate(
             list(self.FRENCH.values()), task="", progress=lambda *_: None
         )
         assert _likeness(back, self.FRENCH) > 0.85
         text = "The book is on the table.\n\nThe book is on the table. The weather is nice today."
-        (made,) = load_attack("translate-fr", device="cpu").apply([text], seeds=[0])
+        (made,) = load_attack("translate", target="fr", device="cpu").apply([text], seeds=[0])
         assert made == f"{there[2]}\n\n{there[2]} {there[0]}"  # whatever else is in the batch
-
-    def test_chinese_into_english(self):
-        pytest.importorskip("ctranslate2")
-        pytest.importorskip("sentencepiece")
-        expected = {
-            "我哥哥住在巴黎。": "My brother lives in Paris.",
-            "这本书在桌子上。": "The book is on the table.",
-            "我们明天去海滩。": "We're going to the beach tomorrow.",
-        }
-        engine = machine_translation.NeuralEngine("zh", "en", device="cpu")
-        made = engine.translate(list(expected), task="", progress=lambda *_: None)
-        assert _likeness(made, expected.values()) > 0.8
 
 
 def _likeness(found: Iterable[str], expected: Iterable[str]) -> float:

@@ -85,8 +85,9 @@ def test_p_values_are_uniform_over_keys(host, tmp_path, retrieved) -> None:
     encoder, p_values = BagEncoder(), []
     vectors = normalize_rows(encoder.encode([words(host, 30, seed=i) for i in range(6)]))
     bound = bind(host, tmp_path, pool="memory", retrieved=retrieved)
+    empty = bound.pool.stored()
     for trial in range(90):
-        bound.pool.take(b"")
+        bound.pool.take(empty)
         keys = [hashlib.sha256(f"{trial} {i}".encode()).digest() for i in range(6)]
         bound.pool.add(keys, [f"{trial} {i}" for i in range(6)], vectors)
         p_values.append(bound.detect(text).p_value)
@@ -117,7 +118,7 @@ def test_pool_on_disk_persists(host, tmp_path) -> None:
     """Another process with the same key, and a detector without the master key, detect the outputs."""
     folder = tmp_path / "mine"
     texts = write(host, bind(host, tmp_path, pool=str(folder)))
-    assert (folder / "entries.bin").exists()
+    assert (folder / "pool.sqlite").exists()
     fresh = bind(host, tmp_path, pool=str(folder))
     assert fresh.detect(texts[0]).is_marked
     restored = WaterPool(pool=str(folder)).restore(

@@ -276,7 +276,6 @@ def test_the_table_is_consistent() -> None:
         "all-mpnet",
         "e5-small",
         "bergamot-pt",
-        "argos-zh",
         "opus-mt-fr",
     }
     for name, model in PACKAGED.items():
