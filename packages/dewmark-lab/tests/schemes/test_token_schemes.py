@@ -13,7 +13,7 @@ from dewmark.errors import ArtifactError
 from dewmark.scheme import State
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.green.kgw import KGW
+from dewmark_lab.schemes.green.green_list import KGW
 from dewmark_lab.schemes.token_schemes import TokenBound
 
 TWO = {"hashing": "left", "prefix": 2}

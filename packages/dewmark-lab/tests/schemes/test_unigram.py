@@ -13,7 +13,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.green.unigram import Unigram
+from dewmark_lab.schemes.green.green_list import Unigram
 
 
 def test_list_is_fixed_and_has_no_special_tokens() -> None:

@@ -7,9 +7,9 @@ says about a place what thousands of texts would.
     examples: rows of the lexicon (L,), and the model's μ (L, d) where it has an expectation
     loss:     Σ_i ‖μ_i − network(rows before i)‖²
 
-Hosts write texts as answers to requests: each line of ``data/reader_requests.txt`` has a language and a form of request,
-which is asked about words of the package's own ordinary texts. None of these is among the requests that experiments
-measure on.
+Hosts write texts as answers to requests: each line of ``data/reader_requests.txt`` has a language and a form
+of request, which is asked about words of the package's own ordinary texts. None of these is among the
+requests that experiments measure on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Word substitution in context, as in the DEW paper, with a masked language model.
 
-Of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one after another, and each is replaced
-by the model's most likely whole word (possibly itself).
+Of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one after another, and each is
+replaced by the model's most likely whole word (possibly itself).
 """
 
 from __future__ import annotations

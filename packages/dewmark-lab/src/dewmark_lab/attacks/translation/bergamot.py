@@ -1,9 +1,10 @@
 """Bergamot's small translation models ("tiny11"): the network, and Marian's model files.
 
-A Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a layer input x
-and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every sublayer is
-followed by x ← LayerNorm(x + output). Source, target and output share their embeddings. Decoding is greedy and in
-float64: rounding, which varies with the batch shape and the device, then does not change a translation.
+A Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a layer
+input x and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every
+sublayer is followed by x ← LayerNorm(x + output). Source, target and output share their embeddings. Decoding
+is greedy and in float64: rounding, which varies with the batch shape and the device, then does not change a
+translation.
 
 Model files: Marian's binary format, version 1, little-endian::
 

@@ -38,7 +38,6 @@ from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LONGEST = 4096  # pairs with an exact distribution
 
@@ -183,9 +182,8 @@ class BoundMPAC(TokenBound):
 
 class _DigitSession(TokenSession):
     def __init__(self, prompts: PromptBatch, bound: BoundMPAC) -> None:
-        super().__init__(prompts)
+        super().__init__(prompts, bound)
         self._bound = bound
-        self._hash: VocabularyHash = bound.vocabulary_hash
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) with δ added to the colour of each row's digit."""

@@ -50,7 +50,6 @@ from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Reweighting
 from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128
@@ -153,10 +152,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        scheme = self.scheme
-        return ClusterSession(
-            prompts, self.vocabulary_hash, clusters=self.clusters, count=scheme.clusters, alpha=scheme.alpha
-        )
+        return ClusterSession(prompts, self)
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
         """The clusters of the h ids before each token, (N, h)."""
@@ -248,19 +244,10 @@ class ClusterSession(ReweightingSession):
     A row whose history of clusters occurred before in the text is left to the host.
     """
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        vocabulary_hash: VocabularyHash,
-        *,
-        clusters: I64,
-        count: int,
-        alpha: float,
-    ) -> None:
-        super().__init__(prompts, vocabulary_hash, repeats="skip")
-        self._clusters = torch.from_numpy(clusters)
-        self._count = count
-        self._alpha = alpha
+    def __init__(self, prompts: PromptBatch, bound: BoundPASA) -> None:
+        super().__init__(prompts, bound)
+        self._clusters = torch.from_numpy(bound.clusters)
+        self._count, self._alpha = bound.scheme.clusters, bound.scheme.alpha
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Windows of ids (batch, h) and logits (batch, vocab) to marked logits, same shape."""

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64, I64, U32
+from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
 from dewmark.errors import ArtifactError
 from dewmark.sampling import Session
@@ -42,6 +42,7 @@ from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import (
     PromptBatch,
     TokenBound,
@@ -49,7 +50,6 @@ from dewmark_lab.schemes.token_schemes import (
     TokenSession,
     stored_secret,
 )
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))
@@ -131,8 +131,7 @@ class BoundTS(TokenBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        delta = self.parameters.delta * self.scheme.strength
-        return TokenSpecificSession(prompts, self.vocabulary_hash, limits=self.limits, delta=delta)
+        return TokenSpecificSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """Standardized scores (N,): √((1−γ)/γ) for green pairs, −√(γ/(1−γ)) for the others."""
@@ -163,18 +162,12 @@ class BoundTS(TokenBound):
 
 
 class TokenSpecificSession(TokenSession):
-    """Adds δ of the preceding token to the logits of the tokens that are green after it.
+    """Adds δ of the preceding token to the logits of the tokens that are green after it."""
 
-    ``limits`` and ``delta`` are (vocab + 1,), the last entry for no preceding token.
-    """
-
-    def __init__(
-        self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, limits: U32, delta: F64
-    ) -> None:
-        super().__init__(prompts)
-        self._hash = vocabulary_hash
-        self._limits = limits
-        self._delta = torch.from_numpy(delta).float()
+    def __init__(self, prompts: PromptBatch, bound: BoundTS) -> None:
+        super().__init__(prompts, bound)
+        self._limits = bound.limits
+        self._delta = torch.from_numpy(bound.parameters.delta * bound.scheme.strength).float()
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Windows (batch, 1) and logits (batch, vocab) to marked logits, same shape."""

@@ -1,8 +1,9 @@
 """A pool of outputs: each has an embedding, by which it is found again, and its own key, encrypted.
 
-An entry is an id, a nonce, the key sealed with AES-256-GCM with the id as associated data, and the unit vector
-in float32. Entries are rows of an SQLite database: in memory, or ``pool.sqlite`` in a folder of mode 0700, which
-many processes may read while one writes. A killed writer leaves nothing behind. Vectors are compared one by one.
+An entry is an id, a nonce, the key sealed with AES-256-GCM with the id as associated data, and the unit
+vector in float32. Entries are rows of an SQLite database: in memory, or ``pool.sqlite`` in a folder of mode
+0700, which many processes may read while one writes. A killed writer leaves nothing behind. Vectors are
+compared one by one.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ CREATE TABLE entries (
 class Pool:
     """A pool in memory, or in a folder, which is created when the first entry is added.
 
-    ``secret`` (32 bytes) encrypts the keys; ``dim`` is the dimension of the vectors, ``encoder`` made them, and
-    ``fingerprint`` is that of the master key. With ``must_exist``, searching a folder without a pool is an error;
-    otherwise such a pool is empty.
+    ``secret`` (32 bytes) encrypts the keys; ``dim`` is the dimension of the vectors, ``encoder`` made them,
+    and ``fingerprint`` is that of the master key. With ``must_exist``, searching a folder without a pool is
+    an error; otherwise such a pool is empty.
     """
 
     def __init__(
@@ -153,14 +154,13 @@ class Pool:
                 )
             yield None
             return
-        with _reported(str(path)), contextlib.closing(sqlite3.connect(path, timeout=60.0)) as database:
-            with database:
-                if writing:
-                    database.execute("BEGIN IMMEDIATE")
-                    if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        self._create(database)
-                self._check(database, f"the pool {self.folder}")
-                yield database
+        with _reported(str(path)), contextlib.closing(sqlite3.connect(path, timeout=60.0)) as own, own:
+            if writing:
+                own.execute("BEGIN IMMEDIATE")
+                if not own.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    self._create(own)
+            self._check(own, f"the pool {self.folder}")
+            yield own
 
     def _create(self, database: sqlite3.Connection) -> None:
         for statement in filter(str.strip, _TABLES.split(";")):
@@ -188,7 +188,7 @@ def _reported(name: str) -> Iterator[None]:
 
 
 def most_similar(table: F32, vectors: F32, count: int) -> I64:
-    """The places (n, ≤ count) of the table's rows with the largest products with rows (n, dim), best first."""
+    """The places (n, ≤ count) of the table's rows with the largest products with rows (n, dim)."""
     best = np.zeros((len(vectors), 0), dtype=np.float32)
     where = np.zeros((len(vectors), 0), dtype=np.int64)
     for start in range(0, len(table), _ROWS_AT_ONCE):

@@ -57,7 +57,7 @@ class WaterPool(Scheme):
     needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
 
     inner: str = "exp"
-    """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=min."""
+    """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=self."""
     retrieved: int = 3
     """Number r of most similar outputs whose keys are tried."""
     correction: Literal["retrieved", "pool"] = "retrieved"
