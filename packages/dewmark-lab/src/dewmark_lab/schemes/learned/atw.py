@@ -1,9 +1,9 @@
 """ATW: raises the logits of half of the vocabulary, chosen by the meaning of the text so far.
 
-Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under a measurement model is at least
-α, the meaning of the text so far goes through a trained network T to K signs; each token has a keyed place
-among them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens
-have too little context: there every position is marked, with a fixed secret half.
+Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under the host is at least α, the
+meaning of the text so far goes through a trained network T to K signs; each token has a keyed place among
+them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens have
+too little context: there every position is marked, with a fixed secret half.
 
 The gain is the authors' own: the logits of green tokens are multiplied by 1 + δ. It presumes a host whose
 likely tokens have positive logits, as usual hosts do: a negative logit is lowered. Their decoding is part of
@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,16 +46,15 @@ from dewmark.arrays import F16, F32, F64, I8, I64
 from dewmark.config import check_rules
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.decoding import Decoding
-from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import token_vectors
-from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.sampling import Session, check_logits, filter_logits, left_padding
+from dewmark.errors import ArtifactError, VocabularyError
+from dewmark.sampling import Session, check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import HostInfo, IncrementalModel, Tokenized, Tokenizer, Workspace
-from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
     HostReadingScheme,
@@ -103,8 +102,6 @@ class ATW(HostReadingScheme):
     """The likeliest tokens that are kept after marking; 0 keeps all."""
     top_p: float = 0.9
     """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
-    measure: str | None = None
-    """Measurement model, which must share the host's tokenizer; by default the host itself."""
 
     def validate(self) -> None:
         """Check that all values are in range."""
@@ -144,12 +141,7 @@ class ATW(HostReadingScheme):
         secret, artifact = stored_secret(state), str(state.meta["artifact"])
         encoded = None
         if "prefix_mean" in state.arrays:
-            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
-            if encoder.identity != state.meta["encoder_identity"]:
-                raise VocabularyError(
-                    f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                    f"but {encoder.identity} is installed; export the detector again"
-                )
+            encoder = stored_encoder(state, workspace)
             encoded = EncodedPrefixes(encoder, state.arrays["prefix_mean"], host.tokenizer)
         semantics = SemanticMap.of(state.arrays["context_rows"], state.arrays, artifact, host, encoded)
         return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
@@ -173,7 +165,7 @@ class BoundATW(WeightedBound):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret)
-        self.readings = HostReadings(open_model(workspace, scheme.measure, scheme=scheme.name))
+        self.readings = HostReadings(open_model(workspace, None, scheme=scheme.name))
         self.artifact_identity = semantics.artifact
         self.halves = SemanticHalves(
             semantics,
@@ -181,25 +173,10 @@ class BoundATW(WeightedBound):
             flips=keyed_signs(self.pair_hash, "signs", host.vocab_size),
             opening=keyed_signs(self.pair_hash, "opening", host.vocab_size),
         )
-        if scheme.measure is not None and workspace.find_host is not None:
-            other = workspace.find_host(scheme.measure)
-            if other.tokenizer.identity != host.tokenizer.identity:
-                raise VocabularyError(
-                    f"the measurement model {other.name} has another tokenizer than {host.name}: "
-                    "choose one of the same family, or none"
-                )
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        follow = None
-        if self.scheme.measure is not None:
-            model = self.readings.model()
-            if not isinstance(model, IncrementalModel):
-                raise ConfigError(
-                    f"{self.scheme.measure} cannot be run token by token here: leave measure out"
-                )
-            follow = model.follow
-        return AdaptiveSession(prompts, self.scheme, self.halves, follow)
+        return AdaptiveSession(prompts, self.scheme, self.halves)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to 1 where the entropy is at least α, else 0: (n,)."""
@@ -269,7 +246,7 @@ class BoundATW(WeightedBound):
         meta = {"artifact": self.artifact_identity}
         if semantics.encoded is not None:
             encoder = semantics.encoded.encoder
-            meta |= {"encoder": encoder.name, "encoder_identity": encoder.identity}
+            meta |= named_encoder(encoder)
             arrays["prefix_mean"] = semantics.encoded.mean
         return State(meta=meta, arrays=arrays)
 
@@ -296,30 +273,15 @@ class SemanticHalves:
 
 
 class AdaptiveSession(Session):
-    """Keeps each row's green tokens until its context changes.
+    """Keeps each row's green tokens until its context changes."""
 
-    ``follow`` starts the measurement model, which gives logits after ids. Without it the host is the
-    measurement model, and the session reads the entropy from the logits it is given.
-    """
-
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        scheme: ATW,
-        halves: SemanticHalves,
-        follow: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]] | None,
-    ) -> None:
+    def __init__(self, prompts: PromptBatch, scheme: ATW, halves: SemanticHalves) -> None:
         self._scheme = scheme
         self._halves = halves
         self._vocab_size = prompts.host.vocab_size
         self._markable = torch.from_numpy(prompts.host.markable)
         self._start = prompts.ids.shape[1]
         self._green: tuple[int, torch.Tensor] | None = None
-        self._measure = None
-        if follow is not None:
-            padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=prompts.host.tokenizer.pad_id)
-            at = torch.arange(self._start, device=prompts.ids.device)
-            self._measure = follow((at >= padding).long())
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab), those of green tokens multiplied by 1 + δ at uncertain positions."""
@@ -329,8 +291,7 @@ class AdaptiveSession(Session):
         if written <= scheme.opening:
             gain = torch.full((len(scores), 1), scheme.opening_delta, device=scores.device)
         else:
-            measured = scores if self._measure is None else self._measure(input_ids).to(scores.device)
-            gain = scheme.delta * (entropy(measured) >= scheme.alpha).float().unsqueeze(1)
+            gain = scheme.delta * (entropy(scores) >= scheme.alpha).float().unsqueeze(1)
         logits = penalized(scores.float(), input_ids[:, self._start :], scheme.repetition_penalty)
         logits = torch.where(torch.isfinite(logits), logits * (1.0 + gain * green), logits)
         return filter_logits(logits, scheme.filters).to(scores.dtype)
@@ -475,8 +436,7 @@ def open_map(artifact: Artifact, host: HostInfo, workspace: Workspace) -> Semant
     name = (artifact.identity, host.tokenizer.identity, host.vocab_size, str(workspace.cache))
     found = _open_maps.get(name)
     if found is None:
-        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
-        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoder = artifact.open_encoder(workspace)
         encoded = None
         try:
             mean = np.asarray(artifact.arrays["mean"], np.float32)

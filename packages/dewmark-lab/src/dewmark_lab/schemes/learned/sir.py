@@ -52,7 +52,6 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I8, I64
 from dewmark.config import check_rules
-from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.sampling import Session, check_logits, left_padding
@@ -61,7 +60,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.growing_text import Spelling
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
 
@@ -113,8 +112,7 @@ class _SemanticScheme(TokenScheme):
         """Bind the scheme to a secret, a vocabulary and its artifact."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         labels = self.labels(artifact, host)
-        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
-        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoder = artifact.open_encoder(workspace)
         return BoundSIR(
             self,
             host,
@@ -127,12 +125,7 @@ class _SemanticScheme(TokenScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
         """Rebuild the bound scheme from a stored detector; the encoder is loaded by its name."""
-        name, artifact = str(state.meta["encoder"]), str(state.meta["artifact"])
-        encoder = load_encoder(name, progress=workspace.progress)
-        if encoder.identity != state.meta["encoder_identity"]:
-            raise ArtifactError(
-                f"the encoder {name} is not the one the detector was made with: export it again"
-            )
+        encoder, artifact = stored_encoder(state, workspace), str(state.meta["artifact"])
         return BoundSIR(
             self,
             host,
@@ -292,12 +285,7 @@ class BoundSIR(TokenBound):
 
     def state(self) -> State:
         """The secret, the network and the labels. As secret as the key."""
-        encoder = self.transform.encoder
-        meta = {
-            "encoder": encoder.name,
-            "encoder_identity": encoder.identity,
-            "artifact": self.artifact_identity,
-        }
+        meta = {**named_encoder(self.transform.encoder), "artifact": self.artifact_identity}
         return State(
             meta=meta, arrays={**super().state().arrays, **self.transform.arrays, "labels": self.labels}
         )
