@@ -18,14 +18,13 @@ from dewmark.stats.key_test import key_test
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.atw import (
     ATW,
-    LAYERS,
     BoundATW,
     SemanticMap,
     balanced,
     penalized,
     prefix_vectors,
 )
-from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail
+from dewmark_lab.schemes.learned.keyed_signs import LAYERS, context_rows, exact_tail
 
 OPEN, SURE = torch.zeros(VOCAB), torch.zeros(VOCAB)
 SURE[7] = 30.0
@@ -179,14 +178,14 @@ def test_p_values_are_valid_over_keys(test: str) -> None:
     """P(p ≤ a) ≤ a within 4.5 standard deviations on a repetitive text; the host runs once."""
     model, text = ToyModel(), numbers(160, top=40)
     p, known = [], {}
-    for i in range(150):
+    for i in range(80):
         scheme = bound(i, model=model)
         scheme.readings.known = known
         p.append(scheme.detect(text, test=test).p_value)
     assert len(model.calls) == 1
     for a in (0.01, 0.05, 0.2, 0.5):
         assert np.mean(np.array(p) <= a) <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))
-    assert 0.4 < np.mean(p) < 0.62  # nor too conservative: ties alone raise the mean above 1/2
+    assert 0.37 < np.mean(p) < 0.65  # nor too conservative: ties alone raise the mean above 1/2
 
 
 def test_bad_settings_and_incomplete_networks_are_rejected() -> None:

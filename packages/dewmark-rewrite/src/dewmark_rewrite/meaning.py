@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,19 +39,15 @@ def _names(sentence: str) -> Counter[str]:
 
 @dataclass(frozen=True)
 class MeaningCheck:
-    """Holds sentences to at least this cosine ``similarity`` of their vectors by every encoder."""
+    """Holds sentences to their facts, and to this cosine ``similarity`` of their vectors by an encoder."""
 
-    encoders: Sequence[Encoder]
+    encoder: Encoder | None
     similarity: float
 
     def keeps(self, old: str, new: str) -> bool:
         """Whether ``new`` may replace the sentence ``old``."""
-        return same_facts(old, new) and all(found >= self.similarity for found in self.similarities(old, new))
-
-    def similarities(self, old: str, new: str) -> list[float]:
-        """The cosine of the two by each encoder."""
-        found = []
-        for encoder in self.encoders:
-            a, b = np.asarray(encoder.encode([old, new]), dtype=np.float64)
-            found.append(float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)))
-        return found
+        if not same_facts(old, new) or self.encoder is None:
+            return same_facts(old, new)
+        a, b = np.asarray(self.encoder.encode([old, new]), dtype=np.float64)
+        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+        return float(a @ b) >= self.similarity * max(lengths, 1e-12)

@@ -12,19 +12,19 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from dewmark import ConfigError, Detection, Detector, Key
 from dewmark.capabilities import for_member
+from dewmark.dew.bound import BoundWords
 from dewmark.errors import InputError
-from dewmark.scheme import BoundScheme
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
 from dewmark_rewrite.documents import Document
-from dewmark_rewrite.fluency import CausalJudge, Judge, Reading
+from dewmark_rewrite.fluency import CausalReading, Judge, causal_judge
 from dewmark_rewrite.meaning import MeaningCheck
-from dewmark_rewrite.paraphrase import Writer, drafts, endpoint_writer, local_writer
+from dewmark_rewrite.paraphrase import ChatEndpoint, Writer, drafts, endpoint_writer, local_writer
 from dewmark_rewrite.protection import protected_spans
 from dewmark_rewrite.search import Limits, Read, Step, pruned, search, size
 from dewmark_rewrite.sentences import Span, sentences
@@ -33,7 +33,6 @@ from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 if TYPE_CHECKING:
     from dewmark import Watermark
     from dewmark.encoders.base import Encoder
-    from dewmark_rewrite.endpoint import ChatEndpoint
 
 ENGINES = ("substitution", "edit", "paraphrase")
 _MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 9.0, 1.5, 9.0  # nats of loss from which a change reads badly
@@ -41,17 +40,6 @@ _LEAST_OPENING = -9.0  # log-probability of a change's first token
 _MOST_ALIKE = 2  # changes of a text that bring the same words
 _PRICE = {"substitution": 0.005, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
-
-
-@runtime_checkable
-class OneMatrix(Protocol):
-    """A bound scheme of words, whose member or payload can be tested alone."""
-
-    W: Any
-    members_chosen: int | None
-
-    def under(self, W: Any) -> BoundScheme:  # noqa: ANN401 - an array of the scheme's own
-        """The same scheme under a plain key with this matrix."""
 
 
 Review = Callable[[Candidate, float], bool]
@@ -64,7 +52,7 @@ class Options:
 
     The search ends when the detector's p-value reaches ``target_p``, or when ``budget``, a share of the
     words, is changed. ``keep`` are terms that stay, ``judge`` the language model that reads substitutions
-    (None reads nothing), ``encoders`` and ``similarity`` what holds sentences to their meaning. ``member``
+    (None reads nothing), ``encoder`` and ``similarity`` what holds sentences to their meaning. ``member``
     and ``payload`` are those of `Watermark.generate`; ``synonyms`` replaces the packaged list. ``drafts``,
     ``endpoint`` and ``seed`` concern `paraphrase`.
     """
@@ -74,7 +62,7 @@ class Options:
     budget: float | None = None
     keep: Sequence[str] = ()
     judge: str | Judge | None = "smollm2-135m"
-    encoders: Sequence[str | Encoder] = ("use-m3",)
+    encoder: str | Encoder = "use-m3"
     similarity: float = 0.85
     member: int | None = None
     payload: int | None = None
@@ -162,10 +150,10 @@ class Rewriter:
         self._progress = progress
         bound = self.mark.scheme
         self._member = self.options.member
-        if self._member is None and isinstance(bound, OneMatrix) and bound.members_chosen:
+        if self._member is None and isinstance(bound, BoundWords) and bound.members_chosen:
             self._member = secrets.randbelow(bound.members_chosen)
         bound = for_member(bound, member=self._member, payload=self.options.payload)
-        self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
+        self._bound = bound.under(bound.W) if isinstance(bound, BoundWords) else bound
 
     def rewrite(self, text: str | Document, *, review: Review | None = None) -> Rewritten:
         """The text with the mark."""
@@ -220,7 +208,7 @@ class Rewriter:
         listed = Thesaurus.load(options.synonyms).candidates(text, protected=protected)
         if self._judge is None:
             return listed, list
-        reading = self._judge.read(text)
+        reading = self._judge(text)
         first = zip(listed, reading.openings(listed), strict=True)
         likely = [each for each, log in first if log >= _LEAST_OPENING]
         return likely, functools.partial(readable, reading=reading)
@@ -252,20 +240,16 @@ class Rewriter:
     def _meaning(self) -> MeaningCheck:
         from dewmark import load_encoder
 
-        loaded = [
-            load_encoder(each, progress=self._progress, device=self.options.device)
-            if isinstance(each, str)
-            else each
-            for each in self.options.encoders
-            if self.options.similarity > -1.0
-        ]
-        return MeaningCheck(loaded, self.options.similarity)
+        encoder: str | Encoder | None = self.options.encoder if self.options.similarity > -1.0 else None
+        if isinstance(encoder, str):
+            encoder = load_encoder(encoder, progress=self._progress, device=self.options.device)
+        return MeaningCheck(encoder, self.options.similarity)
 
     @functools.cached_property
     def _judge(self) -> Judge | None:
         named = self.options.judge
         if isinstance(named, str):
-            return CausalJudge.load(named, device=self.options.device, progress=self._progress)
+            return causal_judge(named, device=self.options.device, progress=self._progress)
         return named
 
     @functools.cached_property
@@ -285,7 +269,7 @@ def rewrite(text: str, mark: Key | Detector | Watermark, **options: Any) -> Rewr
     return Rewriter(mark, Options(**options)).rewrite(text)
 
 
-def readable(candidates: Sequence[Candidate], reading: Reading) -> list[Candidate]:
+def readable(candidates: Sequence[Candidate], reading: CausalReading) -> list[Candidate]:
     """The candidates that read well, with their costs."""
     return [
         replace(each, cost=loss.word + loss.after)

@@ -1,16 +1,11 @@
 """Watermark stealing: learn a mark from texts that carry it, then forge or scrub it without the key.
 
-The attacker observes texts marked by the victim and can generate unmarked text with the same host. There are
-two ways to learn the mark: ``counts`` (`counting`) knows nothing about the scheme, ``embedding``
-(`regression`) knows that it is DEW and how DEW reads text, everything but the key. If the texts come from the
-members of a ring, ``grouping`` says whether the attacker learns from all of them or is told which belong
-together, which bounds what any search for them could find.
-
-The mark is then used in one of two modes: ``spoof`` generates new texts that the victim's detector should
-accept, ``scrub`` rewrites marked texts so that it should reject them. The victim's own detector judges the
-results against human texts; the control is the same generation at strength 0. Unless a strength is given, the
-best one is searched with a few texts each, judged by that detector: no real attacker can do so, which makes
-the result an upper bound.
+The attacker observes texts marked by the victim and can generate unmarked text with the same host.
+``counts`` (`counting`) knows nothing about the scheme, ``embedding`` (`regression`) everything about DEW but
+the key. A ``spoof`` writes new texts that the victim's detector should accept, a ``scrub`` rewrites marked
+texts so that it should reject them. The victim's own detector judges the results against human texts, beside
+the same generation at strength 0. Unless a strength is given, that detector also chooses the best one, which
+makes the result an upper bound.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """SimKey (Kodama et al. 2025): EXP's keyed race, seeded by a SimHash of the preceding text.
 
-The last tokens before each chunk of text are decoded and embedded once. b keyed hyperplanes turn the vector
-into a code of b bits, k independent times. Each token is chosen by EXP's race under one of the k codes,
-picked anew:
+The last tokens before each chunk of text are decoded and embedded once. Keyed hyperplanes turn the vector
+into k codes of b bits, and each token is chosen by EXP's race under one of them, picked anew.
 
-    c_j = SimHash_j(e),    u_i = PRF(key, j, c_j, i),    next token = argmax_i u_i^(1/p_i).
-
-A rewrite that keeps the meaning keeps most codes, and with them the numbers that chose its tokens.
-
-The detector does not know which code a token used, so it takes the largest u over the k of them (the least
-cost −ln u). Over keys, the numbers of different (j, c_j, token) are independent and uniform, also given the
-hyperplanes. Only numbers that no earlier token of the text has shown count; of m such numbers the largest, to
-the power m, is uniform again. So N tokens with something new give N independent uniforms v, for every text: Σ
-−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma distribution of shape N exactly.
+The detector does not know which, so it takes the largest u over the k codes. Over keys, the numbers of
+different (j, c_j, token) are independent and uniform, also given the hyperplanes. Only numbers that no
+earlier token of the text has shown count; of m such numbers the largest, to the power m, is uniform again.
+So N tokens with something new give N independent uniforms v, for every text: Σ −ln(1 − v) and Σ −ln v (the
+authors' cost) follow Gamma(N) exactly.
 """
 
 from __future__ import annotations

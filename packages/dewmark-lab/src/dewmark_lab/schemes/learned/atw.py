@@ -1,32 +1,22 @@
-"""ATW: raises the logits of half of the vocabulary, chosen by the meaning of the text so far.
+"""ATW (Liu and Bu 2024): scales the logits of a half of the vocabulary that the text's meaning picks.
 
-Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under the host is at least α, the
-meaning of the text so far goes through a trained network T to K signs; each token has a keyed place among
-them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens have
-too little context: there every position is marked, with a fixed secret half.
+At a position whose entropy under the host is at least α, the meaning of the text so far goes through a
+trained network T to K signs; each token has a keyed place among them, and is green if its sign, times a
+keyed sign of its own, is positive. The first M tokens have too little context: there every position is
+marked, with a fixed secret half. docs/schemes/atw.md has the equations and what differs from the authors'
+code.
 
-The gain is the authors' own: the logits of green tokens are multiplied by 1 + δ. It presumes a host whose
-likely tokens have positive logits, as usual hosts do: a negative logit is lowered. Their decoding is part of
-the scheme too: a repetition penalty before the mark, top-k and top-p after it.
-
-The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
-a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
-different tokens are independent, and the number of green ones has a distribution that is computed exactly
-(`keyed_signs`), for every text, however repetitive.
-
-The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
-each token, whitened with statistics in the artifact), so that no encoder runs while a text is written or
-read; or it is *encoded*, as the authors have it: the encoder runs on the text of the prefix, at every step
-with ``refresh=1``. Which of the two it is belongs to the artifact. The network
+The meaning of a prefix is *composed*, the normalized mean of its tokens' whitened vectors, so that no
+encoder runs while a text is written or read; or it is *encoded*: the encoder runs on the text of the prefix.
+Which of the two it is belongs to the artifact. The network
 
     h ← relu(x W + b),    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c
 
-has d_C inputs, 512 hidden units and K = 384 outputs, of which only the signs are used. It runs in numpy, so
-that marking and detection get the same signs on every device. `dewmark_lab.training.atw` trains it.
+runs in numpy, so that marking and detection get the same signs on every device.
 
-The test ``weighted`` gives the positions weights that depend on the text alone. A text that repeats a word
-ten times after nearly equal contexts has one observation there, not ten: with weights n / Var(Y_x) for a
-token with n positions, z is largest if all positions lean by the same amount.
+The test ``weighted`` gives the positions weights that depend on the text alone: a text that repeats a word
+ten times after nearly equal contexts has one observation there. With weights n / Var(Y_x) for a token with n
+positions, z is largest if all positions lean by the same amount.
 """
 
 from __future__ import annotations
@@ -62,11 +52,19 @@ from dewmark_lab.schemes.host_reading import (
     entropy,
     open_model,
 )
-from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.schemes.learned.keyed_signs import (
+    LAYER_ARRAYS,
+    Layers,
+    apply_layers,
+    context_rows,
+    exact_tail,
+    keyed_places,
+    keyed_signs,
+    read_layers,
+)
 from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
 
 HIDDEN, OUTPUTS = 512, 384
-LAYERS = ("input", "first", "second", "output")
 LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
 
 _ROWS_AT_ONCE = 4096
@@ -167,16 +165,14 @@ class BoundATW(WeightedBound):
         super().__init__(scheme, host, fingerprint, secret=secret)
         self.readings = HostReadings(open_model(workspace, None, scheme=scheme.name))
         self.artifact_identity = semantics.artifact
-        self.halves = SemanticHalves(
-            semantics,
-            places=keyed_places(self.pair_hash, host.vocab_size, semantics.outputs),
-            flips=keyed_signs(self.pair_hash, "signs", host.vocab_size),
-            opening=keyed_signs(self.pair_hash, "opening", host.vocab_size),
-        )
+        self.semantics = semantics
+        self.places = keyed_places(self.pair_hash, host.vocab_size, semantics.outputs)
+        self.flips = keyed_signs(self.pair_hash, "signs", host.vocab_size)
+        self.opening = keyed_signs(self.pair_hash, "opening", host.vocab_size)
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return AdaptiveSession(prompts, self.scheme, self.halves)
+        return AdaptiveSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to 1 where the entropy is at least α, else 0: (n,)."""
@@ -184,10 +180,15 @@ class BoundATW(WeightedBound):
 
     def pair_scores(self, contexts: I8 | I64, tokens: I64) -> F64:
         """Contexts as signs (N, K), zeros for the opening, and tokens (N,) to scores ±1, (N,)."""
-        halves = self.halves
-        signs: I8 | I64 = contexts[np.arange(len(tokens)), halves.places[tokens]]
-        later = signs * halves.flips[tokens]
-        return np.where(signs == 0, halves.opening[tokens], later).astype(np.float64)
+        signs: I8 | I64 = contexts[np.arange(len(tokens)), self.places[tokens]]
+        return np.where(signs == 0, self.opening[tokens], signs * self.flips[tokens]).astype(np.float64)
+
+    def green(self, prefixes: Sequence[Sequence[int]], length: int) -> NDArray[np.bool_]:
+        """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
+        if length < 0:
+            return self.opening[None] > 0
+        vectors = self.semantics.rows([row[:length] for row in prefixes])
+        return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
@@ -195,7 +196,7 @@ class BoundATW(WeightedBound):
         return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
 
     def _evidence(self, text: Tokenized, gate: F64 | None) -> Evidence:
-        semantics = self.halves.semantics
+        semantics = self.semantics
         tokens = np.array(text.ids, dtype=np.int64)
         scored = self.scorable(tokens)
         lengths = np.array([self.scheme.context_length(i) for i in range(len(tokens))], dtype=np.int64)
@@ -241,7 +242,7 @@ class BoundATW(WeightedBound):
 
     def state(self) -> State:
         """The secret, the tokens' vectors and the network. As secret as the key."""
-        semantics = self.halves.semantics
+        semantics = self.semantics
         arrays = {**super().state().arrays, **semantics.arrays(), "context_rows": semantics.table}
         meta = {"artifact": self.artifact_identity}
         if semantics.encoded is not None:
@@ -251,33 +252,11 @@ class BoundATW(WeightedBound):
         return State(meta=meta, arrays=arrays)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SemanticHalves:
-    """The half of the vocabulary that is green after each prefix.
-
-    ``places``, ``flips`` and ``opening`` (vocab,) are the tokens' keyed places among the network's outputs,
-    their signs, and their signs in the opening.
-    """
-
-    semantics: SemanticMap
-    places: I64
-    flips: I8
-    opening: I8
-
-    def green(self, prefixes: Sequence[Sequence[int]], length: int) -> NDArray[np.bool_]:
-        """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
-        if length < 0:
-            return self.opening[None] > 0
-        vectors = self.semantics.rows([row[:length] for row in prefixes])
-        return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
-
-
 class AdaptiveSession(Session):
     """Keeps each row's green tokens until its context changes."""
 
-    def __init__(self, prompts: PromptBatch, scheme: ATW, halves: SemanticHalves) -> None:
-        self._scheme = scheme
-        self._halves = halves
+    def __init__(self, prompts: PromptBatch, bound: BoundATW) -> None:
+        self._bound, self._scheme = bound, bound.scheme
         self._vocab_size = prompts.host.vocab_size
         self._markable = torch.from_numpy(prompts.host.markable)
         self._start = prompts.ids.shape[1]
@@ -301,7 +280,7 @@ class AdaptiveSession(Session):
         length = self._scheme.context_length(written)
         if self._green is None or self._green[0] != length:
             rows = input_ids[:, self._start : self._start + length].tolist() if length >= 0 else []
-            listed = torch.from_numpy(self._halves.green(rows, length)).logical_and_(self._markable)
+            listed = torch.from_numpy(self._bound.green(rows, length)).logical_and_(self._markable)
             self._green = (length, listed.view(torch.uint8).float().to(device))
         return self._green[1]
 
@@ -354,7 +333,7 @@ class SemanticMap:
     """
 
     table: F16
-    layers: tuple[tuple[F32, F32], ...]
+    layers: Layers
     artifact: str
     encoded: EncodedPrefixes | None = None
 
@@ -368,13 +347,7 @@ class SemanticMap:
         encoded: EncodedPrefixes | None = None,
     ) -> SemanticMap:
         """From the named arrays of an artifact or a stored detector."""
-        try:
-            layers = tuple(
-                (np.asarray(arrays[f"{name}.W"], np.float32), np.asarray(arrays[f"{name}.b"], np.float32))
-                for name in LAYERS
-            )
-        except KeyError as missing:
-            raise ArtifactError(f"the semantic network lacks {missing}: train or export it again") from None
+        layers = read_layers(arrays, np.float32)
         if encoded is None and len(table) != host.vocab_size:
             raise VocabularyError(
                 f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
@@ -388,10 +361,8 @@ class SemanticMap:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The network's arrays by name, as `of` takes them."""
-        named = zip(LAYERS, self.layers, strict=True)
-        return {
-            f"{name}.{part}": array for name, pair in named for part, array in zip("Wb", pair, strict=True)
-        }
+        flat = (array for layer in self.layers for array in layer)
+        return dict(zip(LAYER_ARRAYS, flat, strict=True))
 
     def prefixes(self, ids: Sequence[int], lengths: Sequence[int]) -> F32:
         """Unit vectors (n, d_C) of the first ids of a text, for each of n ascending lengths."""
@@ -409,11 +380,10 @@ class SemanticMap:
         """Unit vectors of prefixes (N, d_C) to the signs of T, (N, K), each −1 or 1."""
         found = np.empty((len(prefixes), self.outputs), dtype=np.int8)
         for i in range(0, len(prefixes), _ROWS_AT_ONCE):
-            (W, b), *residual, (V, c) = self.layers
-            h = np.maximum(prefixes[i : i + _ROWS_AT_ONCE] * math.sqrt(prefixes.shape[1]) @ W + b, 0.0)
-            for W, b in residual:
-                h = h + np.maximum(h @ W + b, 0.0)
-            found[i : i + _ROWS_AT_ONCE] = np.where(h @ V + c > 0.0, 1, -1)
+            scaled = prefixes[i : i + _ROWS_AT_ONCE] * math.sqrt(prefixes.shape[1])
+            found[i : i + _ROWS_AT_ONCE] = np.where(
+                apply_layers(self.layers, scaled, rectified=True) > 0.0, 1, -1
+            )
         return found
 
 

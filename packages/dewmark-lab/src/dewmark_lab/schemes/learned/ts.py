@@ -1,23 +1,16 @@
-"""TS: green lists whose share γ and bias δ depend on the preceding token, by two small trained networks.
+"""TS (Huo et al. 2024): green lists whose share γ and bias δ depend on the preceding token.
 
-Huo et al. 2024 (Token-Specific Watermarking). KGW with one token of context, but γ_t and δ_t are computed
-from that token's input embedding in the host, by networks trained for detectability and meaning at once:
+Two small networks compute γ and δ from that token's input embedding e in the host:
 
     x = (e − ē) / rms(e − ē),    γ = 0.1 + 0.8 sigmoid(g(x)),    δ = softplus(d(x)),
     g, d:  x ↦ relu(x A + a) B + b,    A (d_T, 64), B (64, 1)
 
-ē is the mean of the host's embedding table; centred and scaled, every host's tokens have coordinates of size
-1, and one learning rate fits all. Without a preceding token (at the start of a text, after a special token) x
-= 0. The scheme uses the networks as a table: γ and δ of every id, computed once per host and artifact.
-`dewmark_lab.training.ts` trains them.
+ē is the mean of the host's embedding table. Without a preceding token (at the start of a text, after a
+special token) x = 0. The scheme uses the networks as a table of γ and δ, computed once per host and
+artifact.
 
-A token is green after another if the pair's keyed word is below γ_t·2³², so a pair costs one hash. Fix the
-text and let the key be random: its distinct pairs are green independently, each with its own γ_i, and
-
-    z = (G − Σγ_i) / √Σγ_i(1 − γ_i).
-
-The test ``exact`` uses the distribution of G itself, a sum of independent Bernoulli(γ_i), built by
-convolution for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
+The test ``exact`` uses the distribution of the number of green pairs, a sum of independent Bernoulli(γ_i),
+for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
 """
 
 from __future__ import annotations

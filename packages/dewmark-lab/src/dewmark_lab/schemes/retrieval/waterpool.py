@@ -1,16 +1,10 @@
 """WaterPool (Huang and Wan 2025): every output has its own key, stored with the output's embedding.
 
-Marking: each output gets a fresh inner key, derived from the master key and the row's seed, and is marked by
-any inner scheme under it. When the text is finished, its embedding and the encrypted key go into the pool
-(`key_pool`).
-
-Detection: the text's embedding finds the r most similar outputs, their keys are decrypted, and the inner
-scheme detects with each. Only the inner scheme's p-value counts; similarity is no evidence. Unmarked text
-depends on none of the keys, so the smallest of r independent p-values is corrected exactly: 1 − (1 − p)^r.
-
-``correction="retrieved"`` counts r keys, which is exact if the choice of the r outputs does not depend on
-their keys. It does a little: a text that shares n-grams with an output is found by them, and they carry that
-output's mark. ``correction="pool"`` counts all keys of the pool, and holds for any choice.
+Each output is marked by any inner scheme under a key derived from the master key and the row's seed; when it
+is finished, its embedding and the encrypted key go into the pool (`key_pool`). Detection tries the keys of
+the r most similar outputs. Unmarked text depends on none of them, so the smallest of r independent p-values
+is corrected exactly: 1 − (1 − p)^r. That holds if the choice of the r outputs does not depend on their keys;
+``correction="pool"`` counts all keys of the pool, and holds for any choice.
 """
 
 from __future__ import annotations

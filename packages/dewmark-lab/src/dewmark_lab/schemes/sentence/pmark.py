@@ -1,20 +1,11 @@
 """PMark: of many drafts of a sentence the one whose meaning lies on the right side of most keyed directions.
 
-Huo et al. 2025 (PMark: Towards Robust and Distortion-free Semantic-level Watermarking with Channel
-Constraints), in the version that its authors call offline. The key draws b orthonormal directions and, for
-the t-th sentence of a text, b bits. With e(s) the unit vector of a sentence s around the encoder's mean,
-channel i of sentence t agrees if
-
-    [⟨e(s), v_i⟩ > 0] = r_ti.
-
-The host writes up to N drafts of each sentence. The first one that agrees in all b channels is taken, or the
-one with most agreements if there is none. Detection counts agreements over all complete sentences.
-
-Given the directions, the bits are independent and fair over keys, so the number of agreements of T sentences
-is Binomial(T b, ½) exactly, for every text, also if sentences repeat or are alike. A bit depends on its
-sentence's number, as in the authors' code: a rewrite that splits, joins or drops a sentence misplaces all
-later ones. The authors' soft count gives a disagreement near the border e^(−K|x|) instead of 0; over keys
-that is a sum of independent two-valued terms, whose mean and variance are known.
+Huo et al. 2025, in the version that its authors call offline. The key draws b orthonormal directions and,
+for the t-th sentence of a text, b bits. With e(s) the unit vector of a sentence s around the encoder's mean,
+channel i of sentence t agrees if [⟨e(s), v_i⟩ > 0] = r_ti. Given the directions, the bits are independent
+and fair over keys, so the number of agreements of T sentences is Binomial(T b, ½) exactly, for every text.
+The authors' soft count gives a disagreement near the border e^(−K|x|) instead of 0; over keys that is a sum
+of independent two-valued terms of known mean and variance.
 """
 
 from __future__ import annotations

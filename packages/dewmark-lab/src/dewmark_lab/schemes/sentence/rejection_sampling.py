@@ -1,21 +1,14 @@
 """Marking whole sentences by rejection sampling: the key decides which bin may follow which.
 
 Marking draws drafts of the next sentence until one falls into an accepted bin and clears the bin's border by
-a margin, so that a paraphrase stays in it. Detection reads a text's complete sentences, each with the one
-before it (for the first one the prompt's last sentence, if the prompt is known), and tests how many
-transitions the key accepts, exactly over random partitions. A scheme of this kind only defines its bins.
+a margin. Detection reads a text's complete sentences, each with the one before it (for the first one the
+prompt's last sentence).
 
-After a sentence in bin a, the key accepts M of K bins for the next sentence: a uniform subset for each a,
-independent between them. A text whose sentences go n_ab times from bin a to bin b scores
-
-    S = Σ_ab n_ab [b accepted after a],    E S = γ N,    γ = M/K,    N = Σ_ab n_ab
-
-The likelihood ratio depends on S alone, if each sentence of marked text is accepted with some probability
-above γ. The text is fixed, so S is a sum over a of independent sums over M bins drawn without replacement:
-the number of subsets of each size and sum is counted bin by bin, and the distributions of all a are
-convolved. Repeating a transition is therefore no new evidence.
-
-Boundary: text and vectors; hosts write the drafts.
+After a sentence in bin a, the key accepts a uniform subset of M of the K bins. A text whose sentences go
+n_ab times from bin a to bin b scores S = Σ_ab n_ab [b accepted after a]. The text is fixed, so S is a sum
+over a of independent sums over M bins drawn without replacement: the number of subsets of each size and sum
+is counted bin by bin, and the distributions of all a are convolved. Repeating a transition is therefore no
+new evidence.
 """
 
 from __future__ import annotations
@@ -246,14 +239,7 @@ class SentenceBound(SentenceUnits):
 
     def drafts(self, prompts: Sequence[str]) -> SentenceDrafts:
         """Start choosing the sentences that follow these prompts."""
-        return SentenceDrafts(
-            prompts,
-            space=self.space,
-            bins=self.bins,
-            partition=self.partition,
-            tries=self.scheme.tries,
-            at_once=self.scheme.drafts,
-        )
+        return SentenceDrafts(prompts, self)
 
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
@@ -365,21 +351,9 @@ class GrowingText:
 class SentenceDrafts(DraftJudge):
     """Accepts a sentence whose bin the key accepts after the one before it, clear of the bin's border."""
 
-    def __init__(
-        self,
-        prompts: Sequence[str],
-        *,
-        space: SentenceSpace,
-        bins: SentenceBins,
-        partition: Partition,
-        tries: int,
-        at_once: int,
-    ) -> None:
-        self.tries = tries
-        self.at_once = at_once
-        self._space = space
-        self._bins = bins
-        self._partition = partition
+    def __init__(self, prompts: Sequence[str], bound: SentenceBound) -> None:
+        self.tries, self.at_once = bound.scheme.tries, bound.scheme.drafts
+        self._space, self._bins, self._partition = bound.space, bound.bins, bound.partition
         last = [_last_sentence(prompt) for prompt in prompts]
         found = iter(self._assign([text for text in last if text])[0])
         self._texts = [GrowingText(next(found) if text else None) for text in last]

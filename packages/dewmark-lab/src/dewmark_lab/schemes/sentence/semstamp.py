@@ -1,16 +1,9 @@
 """SemStamp and k-SemStamp: sentences are drafted until one falls into a bin that the key accepts.
 
-SemStamp (Hou et al. 2024, SemStamp: A Semantic Watermark with Paraphrastic Robustness for Text Generation): d
-hyperplanes divide the space of sentence vectors into 2^d bins (locality-sensitive hashing by signs). After
-each bin the key accepts a share γ of them; a sentence is rejected while its bin is not accepted or one of its
-cosines with the hyperplanes' normals is within the margin of 0. Here both the normals and the accepted bins
-come from the key. Given the hyperplanes, the accepted bins are uniform over keys, so the exact distribution
-holds for each set of hyperplanes, and therefore over all keys.
-
-k-SemStamp (Hou et al. 2024, k-SemStamp: A Clustering-Based Semantic Watermark): the bins are k clusters of
-ordinary sentences. A sentence belongs to the centroid with the largest cosine, and is rejected unless it is
-closer to it than to the next one by more than the margin. The centroids are public, a part of the artifact;
-which clusters are accepted after which comes from the key.
+SemStamp (Hou et al. 2024): the signs of cosines with d secret hyperplanes' normals make 2^d bins, and a
+sentence is rejected if a cosine is within the margin of 0. k-SemStamp (Hou et al. 2024): the bins are k
+public clusters of ordinary sentences, and a sentence must be closer to its centroid than to the next one by
+more than the margin.
 """
 
 from __future__ import annotations
