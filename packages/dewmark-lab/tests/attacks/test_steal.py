@@ -11,8 +11,7 @@ from tests.attacks.tiny import PROMPTS, texts_of
 import dewmark
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark_lab.attacks.stealing.judging import ForgeryJudge
-from dewmark_lab.attacks.stealing.steal import STRENGTHS, StealSettings, steal
+from dewmark_lab.attacks.stealing.steal import STRENGTHS, ForgeryJudge, StealSettings, steal
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,7 @@ from dewmark_lab.schemes.learned.atw import ATW, BoundATW
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS
 from dewmark_lab.schemes.learned.sir import Transform
 from dewmark_lab.schemes.reweight.dipmark import SLOTS, dip_factors, slot_masses
-from dewmark_lab.schemes.sentence.rejection_sampling import paper_test
-from dewmark_lab.schemes.sentence.semstamp import CentroidBins, HyperplaneBins
+from dewmark_lab.schemes.sentence.semstamp import CentroidBins, HyperplaneBins, paper_test
 from dewmark_lab.training.sir import losses
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "authors.json").read_text())

@@ -57,7 +57,7 @@ def test_repetition_is_no_evidence(bits: int) -> None:
 def test_scores_are_the_largest_of_the_new_numbers() -> None:
     """Against a plain loop."""
     bound = bind("simkey", window=5, stride=3, hashes=4, bits=2)
-    text, prompt = bound.host.tokenizer.encode([TEXTS["few words"], numbers(6, seed=9)])
+    text, prompt = bound.host.tokenizer.encode([TEXTS["a loop"], numbers(6, seed=9)])
     (evidence,) = bound.evidence([text], [prompt])
     ids, seen, expected = prompt.ids + text.ids, set(), []
     for t, token in enumerate(text.ids):

@@ -22,9 +22,9 @@ from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.semstamp import cosine_k_means, file_pairs, synthetic_pairs
 
 WORDS = (
-    "river bridge water light story people garden winter letter captain window silver "
-    "evening morning"
-).split()
+    *("river", "bridge", "water", "light", "story", "people", "garden"),
+    *("winter", "letter", "captain", "window", "silver", "evening", "morning"),
+)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark.errors import ConfigError, ModelError
-from dewmark_rewrite.meaning import MeaningCheck
+from dewmark_rewrite.protection import MeaningCheck
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate
 

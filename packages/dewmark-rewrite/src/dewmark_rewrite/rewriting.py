@@ -23,9 +23,8 @@ from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
 from dewmark_rewrite.documents import Document
 from dewmark_rewrite.fluency import CausalReading, Judge, causal_judge
-from dewmark_rewrite.meaning import MeaningCheck
 from dewmark_rewrite.paraphrase import ChatEndpoint, Writer, drafts, endpoint_writer, local_writer
-from dewmark_rewrite.protection import protected_spans
+from dewmark_rewrite.protection import MeaningCheck, protected_spans
 from dewmark_rewrite.search import Limits, Read, Step, pruned, search, size
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply

@@ -17,8 +17,8 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.registry import Registry
 from dewmark_rewrite import Document, Options, Rewriter, rewrite
 from dewmark_rewrite.fluency import Loss
-from dewmark_rewrite.meaning import MeaningCheck, same_facts
 from dewmark_rewrite.paraphrase import ChatEndpoint, drafts
+from dewmark_rewrite.protection import MeaningCheck, same_facts
 from dewmark_rewrite.rewriting import readable
 from dewmark_rewrite.search import Limits, Step, pruned, search, size
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply

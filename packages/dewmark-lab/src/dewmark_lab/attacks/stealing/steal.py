@@ -11,6 +11,7 @@ makes the result an upper bound.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dewmark import config
+from dewmark.detector import detect_texts
+from dewmark.dew.bound import BoundWords
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -35,7 +38,6 @@ from dewmark_lab.attacks.stealing.forging import (
     fixed_length,
     generate_texts,
 )
-from dewmark_lab.attacks.stealing.judging import ForgeryJudge, median_perplexity
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
     as_dew,
@@ -47,6 +49,7 @@ from dewmark_lab.attacks.stealing.regression import (
     residual_moments,
     spend_on_tail,
 )
+from dewmark_lab.metrics import threshold_at
 
 STRENGTHS = {"counts": (4.0, 6.5, 10.0), "embedding": (3.0, 6.0, 12.0)}
 """The strengths that are tried, by method."""
@@ -54,6 +57,8 @@ TAIL_SHARES = (None, 0.75)
 """What is tried against a detector that attributes: forgetting about it, or spending most on the tail."""
 
 _PILOT = 16  # texts per strength in the search
+_LEVEL = 0.01  # of the victim's detector
+_JUDGED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -371,3 +376,77 @@ class _GenerationRun:
 
 def _texts(rows: Sequence[GeneratedText]) -> list[str]:
     return [row.text for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Each text's p-value and z-score, the share with p < 0.01, and the share above the threshold.
+
+    ``attributable`` is the share that the detector attributes to the key's holder; None if it does not test.
+    """
+
+    p_values: tuple[float, ...]
+    z: tuple[float, ...]
+    found: float
+    above: float
+    attributable: float | None
+
+    @property
+    def mean_z(self) -> float:
+        """The mean z-score."""
+        return float(np.mean(self.z))
+
+
+@dataclass(frozen=True)
+class ForgeryJudge:
+    """The victim's detector and its ``threshold``, the z-score that 1% of human texts exceed.
+
+    ``humans`` is the number of human texts and ``human_found`` the share of them with p < 0.01, that is, the
+    detector's actual false-positive rate.
+    """
+
+    victim: BoundScheme
+    threshold: float
+    humans: int
+    human_found: float
+
+    @classmethod
+    def of(cls, victim: BoundScheme, humans: Sequence[str]) -> ForgeryJudge:
+        """A judge whose threshold comes from human texts, scored without prompts."""
+        if not humans:
+            raise InputError("no human texts: the victim's threshold needs some")
+        p_values, z, _ = _scores(victim, humans)
+        return cls(
+            victim, threshold_at(z, fpr=_LEVEL), len(humans), float(np.mean(np.array(p_values) < _LEVEL))
+        )
+
+    def judge(self, texts: Sequence[str]) -> Judgement:
+        """Score texts without their prompts, as a detector would see them."""
+        p_values, z, attributable = _scores(self.victim, texts)
+        return Judgement(
+            p_values=tuple(p_values),
+            z=tuple(z),
+            found=float(np.mean(np.array(p_values) < _LEVEL)),
+            above=float(np.mean(np.array(z) > self.threshold)),
+            attributable=attributable,
+        )
+
+
+def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> float:
+    """The median perplexity of completions under the host."""
+    pairs = host.log_likelihood(prompts, texts)
+    return float(np.median([math.exp(-total / count) for total, count in pairs if count]))
+
+
+def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float], float | None]:
+    """p-values and z-scores (blank texts get 1 and 0), and the share of texts that are attributed."""
+    found = [
+        detection
+        for start in range(0, len(texts), _JUDGED_AT_ONCE)
+        for detection in detect_texts(victim, texts[start : start + _JUDGED_AT_ONCE])
+    ]
+    share = None
+    if isinstance(victim, BoundWords) and victim.attributes:
+        tests = [detection.forgery for detection in found]  # only marked texts are tested
+        share = sum(test is not None and test.attributable for test in tests) / max(len(tests), 1)
+    return [detection.p_value for detection in found], [detection.z for detection in found], share

@@ -150,7 +150,7 @@ class BoundKGW(GreenBound):
         if self.scheme.hashing == "left":
             return windows
         lowest = self.ranks[windows].min(axis=1, keepdims=True)
-        return np.minimum(lowest, self.ranks[tokens, None]).astype(np.int64)
+        return np.asarray(np.minimum(lowest, self.ranks[tokens, None]), dtype=np.int64)
 
     @functools.cached_property
     def ranks(self) -> U32:

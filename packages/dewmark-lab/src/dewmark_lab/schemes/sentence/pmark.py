@@ -32,7 +32,7 @@ from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
-from dewmark_lab.schemes.sentence.rejection_sampling import (
+from dewmark_lab.schemes.sentence.semstamp import (
     UNUSABLE,
     GrowingText,
     SentenceDrafts,
