@@ -12,12 +12,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dewmark import ConfigError, Detection, Detector, Key
 from dewmark.capabilities import for_member
-from dewmark.dew.bound import BoundWords
 from dewmark.errors import InputError
+from dewmark.scheme import BoundScheme
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
@@ -39,6 +39,17 @@ _LEAST_OPENING = -9.0  # log-probability of a change's first token
 _MOST_ALIKE = 2  # changes of a text that bring the same words
 _PRICE = {"substitution": 0.005, "edit": 0.0, "paraphrase": 0.0}  # of a nat, in z
 _SHORTEST = 20  # words that a text must have
+
+
+@runtime_checkable
+class OneMatrix(Protocol):
+    """A bound scheme of words, whose member or payload can be tested alone."""
+
+    W: Any
+    members_chosen: int | None
+
+    def under(self, W: Any) -> BoundScheme:  # noqa: ANN401 - an array of the scheme's own
+        """The same scheme under a plain key with this matrix."""
 
 
 Review = Callable[[Candidate, float], bool]
@@ -149,10 +160,10 @@ class Rewriter:
         self._progress = progress
         bound = self.mark.scheme
         self._member = self.options.member
-        if self._member is None and isinstance(bound, BoundWords) and bound.members_chosen:
+        if self._member is None and isinstance(bound, OneMatrix) and bound.members_chosen:
             self._member = secrets.randbelow(bound.members_chosen)
         bound = for_member(bound, member=self._member, payload=self.options.payload)
-        self._bound = bound.under(bound.W) if isinstance(bound, BoundWords) else bound
+        self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
 
     def rewrite(self, text: str | Document, *, review: Review | None = None) -> Rewritten:
         """The text with the mark."""
