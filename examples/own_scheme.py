@@ -5,6 +5,8 @@
 runs the contract suite on it and prints the outcome of every check.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +16,6 @@ import torch
 import dewmark
 from dewmark.testing import check_scheme
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class BoundHalves(TokenBound):
 
     def start_session(self, prompts: PromptBatch) -> TokenSession:
         """Start marking a batch of prompts."""
-        return HalvesSession(prompts, self.vocabulary_hash, self.scheme.strength)
+        return HalvesSession(prompts, self)
 
     def pair_scores(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Contexts (N, 1) and tokens (N,) to scores (N,), of mean 0 and variance 1 over keys."""
@@ -61,10 +62,9 @@ class BoundHalves(TokenBound):
 class HalvesSession(TokenSession):
     """Marks one batch of texts; anything that a scheme must remember about them belongs here."""
 
-    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, strength: float) -> None:
-        super().__init__(prompts)
-        self._hash = vocabulary_hash
-        self._strength = strength
+    def __init__(self, prompts: PromptBatch, bound: BoundHalves) -> None:
+        super().__init__(prompts, bound)
+        self._strength = bound.scheme.strength
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Windows (batch, 1) and logits (batch, vocab) to marked logits, by the words that detection uses."""

@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.encoders import load_encoder
+from dewmark.encoders.base import Encoder
+from dewmark.errors import ArtifactError, ConfigError, VocabularyError
+from dewmark.scheme import State
 from dewmark.storage import atomic_write
-from dewmark.workspace import HostInfo
+from dewmark.workspace import HostInfo, Workspace
 
 CARD = "card.json"
 _ARRAYS = "artifact.safetensors"
@@ -61,17 +64,34 @@ class Artifact:
         if made_for["tokenizer"] != host.tokenizer.identity or made_for["vocab_size"] != host.vocab_size:
             raise self._mismatch(f"the vocabulary of {made_for['name']}", host.name, f"--host {host.name}")
 
-    def require_encoder(self, identity: str, *, name: str) -> None:
-        """Raise unless the encoder is the one it was trained with."""
-        made_for = self.card["encoder"]
-        if made_for["identity"] != identity:
-            raise self._mismatch(f"the encoder {made_for['name']}", name, f"--encoder {name}")
+    def open_encoder(self, workspace: Workspace) -> Encoder:
+        """The encoder it was trained with; raises if another one has the name now."""
+        encoder = load_encoder(self.encoder, progress=workspace.progress)
+        if self.card["encoder"]["identity"] != encoder.identity:
+            raise self._mismatch(f"the encoder {self.encoder}", encoder.name, f"--encoder {encoder.name}")
+        return encoder
 
     def _mismatch(self, made_for: str, asked: str, option: str) -> ConfigError:
         return ConfigError(
             f"the artifact {self.path} of {self.scheme} was trained for {made_for}, not for {asked}: "
             f"train one with: dewmark train {self.scheme} {option} --out DIR, and set artifact=DIR"
         )
+
+
+def stored_encoder(state: State, workspace: Workspace) -> Encoder:
+    """The encoder that a stored detector was made with."""
+    encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
+    if encoder.identity != state.meta["encoder_identity"]:
+        raise VocabularyError(
+            f"the detector was made with encoder {state.meta['encoder_identity']}, "
+            f"but {encoder.identity} is installed; export the detector again"
+        )
+    return encoder
+
+
+def named_encoder(encoder: Encoder) -> dict[str, str]:
+    """What `stored_encoder` finds an encoder by."""
+    return {"encoder": encoder.name, "encoder_identity": encoder.identity}
 
 
 def shipped() -> Path:

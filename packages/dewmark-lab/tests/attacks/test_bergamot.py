@@ -11,8 +11,7 @@ import torch
 from tests.attacks.tiny_bergamot import LETTERS, VOCABULARY, tiny_bergamot, translated
 
 from dewmark.errors import ModelError
-from dewmark_lab.attacks.translation import bergamot
-from dewmark_lab.attacks.translation.bergamot import END, LONGEST, Network, TextTranslator, read_marian
+from dewmark_lab.attacks.translation.bergamot import END, BergamotTranslator, Network, read_marian
 
 CPU = torch.device("cpu")
 
@@ -37,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def translator(folder: Path) -> TextTranslator:
-    return TextTranslator(folder, device=CPU)
+def translator(folder: Path) -> BergamotTranslator:
+    return BergamotTranslator(folder, device=CPU)
 
 
 class TestFile:
@@ -66,9 +65,9 @@ class TestFile:
             read_marian(tmp_path / "other.bin")
         tiny_bergamot(tmp_path / "gru", **{"dec-cell": "gru"})
         with pytest.raises(ModelError, match="has dec-cell: 'gru', dewmark supports only 'ssru'"):
-            TextTranslator(tmp_path / "gru", device=CPU)
+            BergamotTranslator(tmp_path / "gru", device=CPU)
         with pytest.raises(ModelError, match="has 0 models"):
-            TextTranslator(tmp_path / "none", device=CPU)
+            BergamotTranslator(tmp_path / "none", device=CPU)
 
 
 class TestNetwork:
@@ -78,92 +77,55 @@ class TestNetwork:
             weights = tiny_bergamot(tmp_path / str(seed), seed=seed)
             file = read_marian(tmp_path / str(seed) / "model.tiny.bin")
             given = sources(12, seed)
-            made = Network(file, device=CPU, dtype=torch.float64).translate(given)
+            made = Network(file, device=CPU).translate(given)
             expected = [translated(weights, source) for source in given]
-            assert [decoded.ids for decoded in made] == expected
+            assert made == expected
             ended += sum(
                 len(ids) < 2.5 * len(source) - 1 for ids, source in zip(expected, given, strict=True)
             )
         assert 0 < ended < 36  # some sentences end, some reach the limit
 
-    def test_translation_is_independent_of_the_batch(self, folder: Path):
-        network = Network(read_marian(folder / "model.tiny.bin"), device=CPU, dtype=torch.float32)
-        given = sources(200)
-        together = network.translate(given)
-        shuffled = random.Random(2).sample(range(200), 200)
-        for number in (1, 7, 64):
-            for start in range(0, 200 if number > 1 else 40, number):
-                part = shuffled[start : start + number]
-                for i, found in zip(part, network.translate([given[i] for i in part]), strict=True):
-                    # where it is sure, float32 must agree in every batch
-                    assert found.ids == together[i].ids or not (found.sure and together[i].sure)
-        assert np.mean([decoded.sure for decoded in together]) > 0.5
-
-    def test_close_decisions_are_reported(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        network = Network(read_marian(folder / "model.tiny.bin"), device=CPU, dtype=torch.float32)
-        for near, expected in ((0.0, True), (1e9, False)):
-            monkeypatch.setattr(bergamot, "NEAR", near)
-            assert {decoded.sure for decoded in network.translate(sources(5))} == {expected}
-
 
 class TestTexts:
-    def test_text_is_independent_of_the_batch(self, translator: TextTranslator):
+    def test_text_is_independent_of_the_batch(self, translator: BergamotTranslator):
         rng = random.Random(4)
-        texts = ["".join(rng.choices(LETTERS + "    . ! \n", k=rng.randrange(3, 100))) for _ in range(15)]
+        texts = ["".join(rng.choices(LETTERS + "    . ! \n", k=rng.randrange(3, 100))) for _ in range(10)]
         made = translator.translate(texts, on_progress=silent)
         assert [translator.translate([text], on_progress=silent)[0] for text in texts] == made
         assert made != texts
 
-    def test_float64_decides_where_float32_is_unsure(self, folder, monkeypatch: pytest.MonkeyPatch):
-        texts = [f"the old city {letter}." for letter in LETTERS[:20]]
-        usual = TextTranslator(folder, device=CPU).translate(texts, on_progress=silent)
-        monkeypatch.setattr(bergamot, "NEAR", 1e9)
-        doubting = TextTranslator(folder, device=CPU)
-        monkeypatch.setattr(doubting, "_network", _Liar(doubting._network))
-        assert doubting.translate(texts, on_progress=silent) == usual
-
-    def test_lines_and_spaces_are_kept(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(translator, "_translate", lambda given, _: [f"<{s}>" for s in given])
+    def test_lines_and_spaces_are_kept(self, translator: BergamotTranslator, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(translator, "translate_sentences", lambda given, _: [f"<{s}>" for s in given])
         text = "  One. Two!  Dr. A three\n\n\t12 34 ...\r\n* * *\n1. Four "
         made = "  <One.> <Two!>  <Dr. A three>\n\n\t12 34 ...\r\n* * *\n<1. Four> "
         assert translator.translate([text, "5 + 5"], on_progress=silent) == [made, "5 + 5"]
 
-    def test_long_sentences_are_split(self, translator: TextTranslator, monkeypatch: pytest.MonkeyPatch):
+    def test_long_sentences_are_split(self, translator: BergamotTranslator, monkeypatch: pytest.MonkeyPatch):
         seen: list[str] = []
-        monkeypatch.setattr(translator, "_translate", lambda given, _: seen.extend(given) or given)
+        monkeypatch.setattr(translator, "translate_sentences", lambda given, _: seen.extend(given) or given)
         text = "".join(f"a {i} efg, " for i in range(60)) + ("x" + LETTERS[:40]) * 9
         assert translator.translate([text], on_progress=silent) == [text]
         assert "".join(seen).replace(" ", "") == text.replace(" ", "")
-        assert max(len(translator._tokenizer.encode(part).ids) for part in seen) <= LONGEST
+        assert max(len(translator.pieces(part)) for part in seen) <= translator.longest
         assert all(part.endswith(",") for part in seen if " " in part)
         assert len(seen) < 20  # split near the middle, not piece by piece
 
-    def test_unreadable_texts_are_survived(self, translator: TextTranslator):
+    def test_unreadable_texts_are_survived(self, translator: BergamotTranslator):
         for text in ("\ud800 the old house", "古い家", "\0", "e\u0301\u2028x"):
             assert translator.translate([text], on_progress=silent)[0].encode() is not None
         assert translator.translate([], on_progress=silent) == []
 
-    def test_empty_translation_keeps_the_sentence(self, translator: TextTranslator, monkeypatch):
+    def test_empty_translation_keeps_the_sentence(self, translator: BergamotTranslator, monkeypatch):
         monkeypatch.setattr(translator, "_network", _Empty())
         assert translator.translate(["the house. the city."], on_progress=silent) == ["the house. the city."]
 
-    def test_progress_ends_with_all_sentences(self, translator: TextTranslator):
+    def test_progress_ends_with_all_sentences(self, translator: BergamotTranslator):
         told: list[tuple[int, int]] = []
         translator.translate(["the house. the city. the house."], on_progress=lambda *of: told.append(of))
         assert told == sorted(told)
         assert told[-1] == (2, 2)  # the same sentence is translated once
 
 
-class _Liar:
-    """Returns wrong translations that are not sure."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-
-    def translate(self, given: list[list[int]]) -> list[bergamot.Decoded]:
-        return [bergamot.Decoded([2], sure=False) for _ in self.network.translate(given)]
-
-
 class _Empty:
-    def translate(self, given: list[list[int]]) -> list[bergamot.Decoded]:
-        return [bergamot.Decoded([], sure=True) for _ in given]
+    def translate(self, given: list[list[int]]) -> list[list[int]]:
+        return [[] for _ in given]

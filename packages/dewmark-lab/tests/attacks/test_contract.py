@@ -13,7 +13,6 @@ from tests.hosts.chat_server import Reply, serving
 
 from dewmark.attack import ATTACKS, Attack, load_attack, text_seed
 from dewmark.errors import ConfigError, InputError, UnknownNameError
-from dewmark.hosts.fake import FakeHost
 
 TEXTS = [
     "  The old house is over the river. People walk slowly, and it was a new day!\n\nThe city is old.",
@@ -35,15 +34,11 @@ CASES = {
     "none": {},
     "paraphrase": {"base_url": "{url}", "model": "m"},
     "round-trip": {},
-    "round-trip-fr": {},
     "summarise": {"base_url": "{url}", "model": "m", "target": "de"},
     "synonym": {"model": "{bert}", "wordnet": "{wordnet}", "device": "cpu"},
     "translate": {},
-    "translate-fr": {},
     "truncate": {"n": 4},
-    "synonym wordnet": {"method": "wordnet", "wordnet": "{wordnet}", "r": 0.8},
     "translate llm": {"engine": "llm", "base_url": "{url}", "model": "m", "target": "fr"},
-    "truncate tokens": {"n": 4, "unit": "tokens"},
 }
 
 
@@ -70,9 +65,6 @@ def settings(
 ) -> tuple[str, dict[str, object]]:
     """The name and settings of one case, with everything that it needs."""
     fake_neural(monkeypatch)
-    host = FakeHost()
-    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
-    monkeypatch.setattr("dewmark.hosts.host_info", lambda name, **_: host.info)
     given = {k: v.format(**places) if isinstance(v, str) else v for k, v in CASES[request.param].items()}
     return request.param.split()[0], given
 

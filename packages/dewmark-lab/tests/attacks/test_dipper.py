@@ -52,12 +52,6 @@ class TestPrompts:
     def test_codes_are_100_minus_the_diversity(self):
         assert prompt("A b.", ld=60, od=0, context="") == "lexical = 40, order = 100 <sent> A b. </sent>"
 
-    def test_context_precedes_the_chunk(self):
-        assert (
-            prompt("A b.", ld=40, od=100, context="So far.")
-            == "lexical = 60, order = 0 So far. <sent> A b. </sent>"
-        )
-
     def test_chunks_are_three_sentences_with_single_spaces(self):
         assert chunks(TEXT, interval=3) == [
             "The river is old. The bridge is new. The sea is over the hill.",
@@ -102,13 +96,6 @@ class TestRewriting:
         assert alone.apply(texts, seeds=[1, 2, 3, 4]) == made
         assert made[0] != made[3]
         assert all(made)
-
-    def test_diversities_reach_the_model(self, attack: Dipper, folder: Path):
-        other = Dipper(
-            ld=20, od=60, model=str(folder), tokenizer=None, max_new_tokens=6, device="cpu", batch_size=3
-        )
-        assert (attack.label, other.label) == ("dipper-60-0", "dipper-20-60")
-        assert other.identity() != attack.identity()
 
 
 class TestSeq2Seq:

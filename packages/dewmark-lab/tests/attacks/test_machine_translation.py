@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import SequenceMatcher
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.attacks.tiny import fake_neural, no_neural
 from tests.attacks.tiny_bergamot import tiny_bergamot
@@ -57,14 +54,12 @@ class TestNeural:
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    def test_french_has_names_of_its_own(self, monkeypatch: pytest.MonkeyPatch):
+    def test_french(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
-        translate, back = load_attack("translate-fr"), load_attack("round-trip-fr")
+        translate, back = load_attack("translate", target="fr"), load_attack("round-trip", target="fr")
         assert translate.apply(["a b c"], seeds=[0]) == ["enfr c b a"]
-        assert back.apply(["a b c"], seeds=[0]) == ["fren a b c enfr"]
-        assert (translate.label, back.label) == ("translate-fr", "round-trip-fr")
+        assert (translate.label, back.label) == ("translate-neural-fr", "round-trip-neural-fr")
         assert (translate.language, back.language) == ("fr", "en")
-        assert load_attack("translate", target="fr").label == "translate-neural-fr"
 
     def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
@@ -90,57 +85,3 @@ class TestNeural:
             attack.apply(["a"], seeds=[0])
         with pytest.raises(ConfigError, match="unknown device 'gpu7'"):
             load_attack("translate", device="gpu7").apply(["a"], seeds=[0])
-
-    @pytest.mark.models
-    def test_the_real_one(self):
-        texts = [
-            "The old house is very big. She read the book in one night!\n\n1. Good morning, dear friends.",
-            "In 1969, the first man walked on the Moon.",
-        ]
-        portuguese = load_attack("translate", device="cpu").apply(texts, seeds=[0, 0])
-        assert "casa é muito grande. Ela leu o livro" in portuguese[0]
-        assert "\n\n1. Bom dia" in portuguese[0]
-        assert portuguese[1] == "Em 1969, o primeiro homem andou na Lua."
-        english = load_attack("round-trip", device="cpu").apply(texts, seeds=[0, 0])
-        assert all(SequenceMatcher(None, a, b).ratio() > 0.8 for a, b in zip(texts, english, strict=True))
-
-
-@pytest.mark.models
-class TestReferenceSentences:
-    """Each direction against sentences whose translation leaves little choice."""
-
-    FRENCH = {  # noqa: RUF012 - a table
-        "The weather is nice today.": "Il fait beau aujourd'hui.",
-        "My brother lives in Paris with his wife.": "Mon frère vit à Paris avec sa femme.",
-        "The book is on the table.": "Le livre est sur la table.",
-        "We will go to the beach tomorrow.": "Nous irons à la plage demain.",
-    }
-
-    def test_english_and_french(self):
-        pytest.importorskip("sentencepiece")
-        there = load_attack("translate-fr", device="cpu").apply(list(self.FRENCH), seeds=[0] * 4)
-        assert _likeness(there, self.FRENCH.values()) > 0.85
-        back = machine_translation.NeuralEngine("fr", "en", device="cpu").translate(
-            list(self.FRENCH.values()), task="", progress=lambda *_: None
-        )
-        assert _likeness(back, self.FRENCH) > 0.85
-        text = "The book is on the table.\n\nThe book is on the table. The weather is nice today."
-        (made,) = load_attack("translate-fr", device="cpu").apply([text], seeds=[0])
-        assert made == f"{there[2]}\n\n{there[2]} {there[0]}"  # whatever else is in the batch
-
-    def test_chinese_into_english(self):
-        pytest.importorskip("ctranslate2")
-        pytest.importorskip("sentencepiece")
-        expected = {
-            "我哥哥住在巴黎。": "My brother lives in Paris.",
-            "这本书在桌子上。": "The book is on the table.",
-            "我们明天去海滩。": "We're going to the beach tomorrow.",
-        }
-        engine = machine_translation.NeuralEngine("zh", "en", device="cpu")
-        made = engine.translate(list(expected), task="", progress=lambda *_: None)
-        assert _likeness(made, expected.values()) > 0.8
-
-
-def _likeness(found: Iterable[str], expected: Iterable[str]) -> float:
-    pairs = zip(found, expected, strict=True)
-    return float(np.mean([SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs]))

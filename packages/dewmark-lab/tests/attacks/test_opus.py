@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from transformers import MarianConfig, MarianMTModel
 
 from dewmark_lab.attacks.translation import opus
-from dewmark_lab.attacks.translation.opus import OpusTranslator, batches
+from dewmark_lab.attacks.translation.opus import OpusTranslator
+from dewmark_lab.attacks.translation.split_text import batches_of
 
 PAD, END, WORDS = 0, 1, 40
 SENTENCES = ["a", "b c", "d e f g h i j", "k l", "m n o p", "q r s t u v w x y z a b", "c", "d e f"]
@@ -52,10 +51,7 @@ def translator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OpusTranslato
     torch.manual_seed(3)
     model = MarianMTModel(config)
 
-    monkeypatch.setattr(opus, "require", lambda *names, **options: None)
-    for name, answer in (("MarianTokenizer", Letters()), ("MarianMTModel", model)):
-        given = SimpleNamespace(from_pretrained=lambda folder, answer=answer, **options: answer)
-        monkeypatch.setattr(transformers, name, given)
+    monkeypatch.setattr(opus, "load", lambda folder: (Letters(), model))
     return OpusTranslator(tmp_path, device=torch.device("cpu"))
 
 
@@ -80,7 +76,7 @@ def test_a_translation_that_never_ends_is_cut_at_its_own_length(translator: Opus
 @pytest.mark.parametrize("most", [1, 3, 1024])
 def test_batches_hold_every_sentence_once(most: int):
     lengths = [5, 3, 200, 3, 7, 200, 1, 90, 3, 5]
-    found = list(batches(lengths, most=most))
+    found = list(batches_of(lengths, room=65_536, most=most))
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
     assert max(map(len, found)) <= most
     ordered = [lengths[place] for place in itertools.chain(*found)]
@@ -88,6 +84,6 @@ def test_batches_hold_every_sentence_once(most: int):
 
 
 def test_batches_of_long_sentences_are_smaller():
-    sizes = [len(batch) for batch in batches([10] * 2000 + [200] * 700, most=1024)]
+    sizes = [len(batch) for batch in batches_of([10] * 2000 + [200] * 700, room=65_536, most=1024)]
     assert sizes == [1024, 976, 327, 327, 46]
-    assert list(batches([], most=8)) == []
+    assert list(batches_of([], room=10)) == []

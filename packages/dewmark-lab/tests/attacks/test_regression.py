@@ -49,7 +49,7 @@ def correlation(W, estimated, rng):
     return np.corrcoef(true, ours)[0, 1]
 
 
-@pytest.mark.parametrize("number", [1000, 4000, 16_000])
+@pytest.mark.parametrize("number", [1000, 4000])
 def test_cosine_agrees_with_theory(number):
     """s/√(1 + s²) with s² = β²/(d_T d_C (1/N + 1/N')).
 
@@ -181,10 +181,10 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
     """The estimate improves with more texts, and the victim's detector accepts forgeries made with it."""
     key = dewmark.Key(bytes(range(32)))
     victim = as_dew(dewmark.load_scheme(key, host=host.info, scheme=scheme, settings=settings))
-    marked, base = texts_of(host, victim, 48, seed=0), texts_of(host, None, 48, seed=1000)
+    marked, base = texts_of(host, victim, 32, seed=0), texts_of(host, None, 32, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
-    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 48))
+    few, many = (estimate(moments_of(victim.reader, marked[:n]), baseline) for n in (2, 32))
     assert cosine(victim, many, fresh) > max(cosine(victim, few, fresh), 0.3)
 
     def mean_z(strength):
@@ -199,7 +199,7 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
 
 def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
     victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={"alpha": 1.0}))
-    marked, base = texts_of(host, victim, 60, seed=0), texts_of(host, None, 60, seed=1000)
+    marked, base = texts_of(host, victim, 40, seed=0), texts_of(host, None, 40, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))
     W = estimate(residual_moments(host, victim.reader, marked), baseline, residual=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.fake import FakeHost, tiny_tokenizer
-from dewmark_lab.attacks.rewriting.synonyms import GappedText, MaskedLM, Synonym, find_masked_lm
+from dewmark.hosts.fake import tiny_tokenizer
+from dewmark_lab.attacks.rewriting.synonyms import MaskedLM, Synonym, WordNet, find_masked_lm
 
 TEXT = (
     '  "The old House," is over the RIVER;\n\nthe walk was new (old city) and the people of the home walked.'
@@ -32,14 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def masked(folder: Path) -> Synonym:
     return Synonym(model=str(folder / "bert"), wordnet=str(folder / "wordnet"), device="cpu")
-
-
-@pytest.fixture
-def weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Synonym:
-    host = FakeHost()
-    monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
-    monkeypatch.setattr("dewmark.hosts.host_info", lambda name: host.info)
-    return Synonym(method="wordnet", wordnet=str(folder / "wordnet"), r=1.0, device="cpu")
 
 
 def bare(text: str) -> list[str]:
@@ -84,7 +75,7 @@ class TestMaskedLM:
 
     def test_missing_model_names_the_remedy(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("dewmark.hosts.transformers.model_files._hub", _unreachable)
-        with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\): .*method=wordnet"):
+        with pytest.raises(ModelError, match=r"'bert-large-uncased' \(no google-bert/.*\)"):
             find_masked_lm("bert-large-uncased")
 
 
@@ -92,7 +83,7 @@ def _unreachable(name: str) -> None:
     raise ModelError(f"no {name}: use the packaged host")
 
 
-class TestMaskedMethod:
+class TestSynonym:
     @pytest.mark.parametrize("r", [0.0, 0.1, 0.3, 1.0])
     def test_share_of_words_is_drawn_among_wordnet_entries(self, masked: Synonym, r: float):
         attack = load_attack("synonym", r=r, model=masked.model, wordnet=masked.wordnet, device="cpu")
@@ -133,63 +124,42 @@ def _put(text: str, old: object, new: list[str]) -> list[str]:
     return [*out, text[at:]]
 
 
-class TestWordNetMethod:
-    @pytest.mark.parametrize("seed", range(8))
-    @pytest.mark.parametrize(
-        ("after", "rest"), [("", ""), (" by the sea", ""), (" by the sea on", " the water and in the sun")]
-    )
-    def test_synonym_is_the_host_s_most_likely(
-        self, weighed: Synonym, after: str, rest: str, seed: int, monkeypatch: pytest.MonkeyPatch
-    ):
-        host = FakeHost(seed=seed)
-        synonyms = ["river", "bridge", "road", "tree", "ship", "story", "heart"]  # one token each
-        monkeypatch.setattr("dewmark.hosts.transformers.model.load_host", lambda name, **_: host)
-        monkeypatch.setattr(Synonym, "candidates", lambda _, word: synonyms if word == "house" else [])
-        before = "the old city was new and there was light in the night of the town that is over the"
-        (made,) = weighed.apply([f"{before} house{after}{rest}"], seeds=[0])
-        scored = host.log_likelihood([f"<bos>{before}"] * 7, [f" {new}{after}" for new in synonyms])
-        _, best = max(zip(scored, synonyms, strict=True))
-        assert made == f"{before} {best}{after}{rest}"
-
-    def test_short_words_are_kept(self, weighed: Synonym):
-        assert weighed.apply(["the old city"], seeds=[0]) == ["the old metropolis"]
-
-    def test_text_is_independent_of_the_batch(self, weighed: Synonym):
-        texts = [TEXT, "the house was over the city", "the walk", TEXT.lower() * 3, "house " * 40]
-        seeds = range(len(texts))
-        alone = [weighed.apply([text], seeds=[seed])[0] for text, seed in zip(texts, seeds, strict=True)]
-        assert weighed.apply(texts, seeds=seeds) == alone
-        assert weighed.apply(texts[::-1], seeds=seeds[::-1])[::-1] == alone
-        assert dataclasses.replace(weighed, batch_size=2).apply(texts, seeds=seeds) == alone
-
-    def test_candidates_are_capitalized_before_comparison(self, weighed: Synonym):
-        gaps = GappedText('The "House" was RIVER-like, a WALK', 0, 1.0, weighed.has_synonyms)
-        assert set(gaps.branches(weighed.candidates)) == {
-            *((5, f'{word}" was RIVER-like, a WALK') for word in ("Home", "Dwelling", "Shelter")),
-            (30, "STROLL"),
-        }
-
-    def test_methods_have_different_labels_and_identities(self, masked: Synonym, weighed: Synonym):
-        assert (masked.label, weighed.label) == ("synonym", "synonym-wordnet")
-        assert masked.identity()["model"].startswith("bert@")
-        assert "host" not in masked.identity()
-        assert "model" not in weighed.identity()
-        assert weighed.identity()["ranking"] == "whole-left"  # earlier versions saw 16 words
-        assert "ranking" not in masked.identity()
-        assert {"wordnet", "method", "r"} <= set(masked.identity()) & set(weighed.identity())
-
-    def test_host_identity_is_computed_once(self, weighed: Synonym, monkeypatch: pytest.MonkeyPatch):
-        first = weighed.identity()
-        monkeypatch.setattr(
-            "dewmark.hosts.host_info", None
-        )  # it reads files, and rows carry an identity each
-        assert weighed.identity() == first
-
-    def test_text_without_synonyms_is_kept(self, weighed: Synonym):
-        assert weighed.apply(["the of and", "x"], seeds=[0, 1]) == ["the of and", "x"]
-
-
-@pytest.mark.parametrize("wrong", [{"r": 1.5}, {"method": "guess"}, {"window": 1}, {"batch_size": 0}])
+@pytest.mark.parametrize("wrong", [{"r": 1.5}, {"window": 1}, {"batch_size": 0}])
 def test_invalid_settings_are_rejected(wrong: dict[str, object]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         load_attack("synonym", **wrong)
+
+
+@pytest.fixture(scope="module")
+def lexicon(tmp_path_factory: pytest.TempPathFactory) -> WordNet:
+    return WordNet.open(str(tiny_wordnet(tmp_path_factory.mktemp("wordnet"))))
+
+
+@pytest.mark.parametrize(
+    "word", ["house", "House", "HOUSES", "cities", "walked", "walking", "older", "ran", "feet"]
+)
+def test_words_and_their_inflections_have_entries(lexicon: WordNet, word: str):
+    assert lexicon.has_entry(word)
+
+
+@pytest.mark.parametrize("word", ["the", "hous", "s", "", "1", "gloss", "firms!", "licence", "ed"])
+def test_other_words_have_no_entry(lexicon: WordNet, word: str):
+    assert not lexicon.has_entry(word)
+
+
+def test_missing_database_names_the_remedy(tmp_path: Path):
+    with pytest.raises(ModelError, match="apt-get install wordnet-base"):
+        WordNet.open(str(tmp_path))
+
+
+def test_environment_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WNSEARCHDIR", str(tiny_wordnet(tmp_path)))
+    assert WordNet.open().has_entry("house")
+
+
+def test_identity_follows_the_database(lexicon: WordNet, tmp_path: Path):
+    copy = tiny_wordnet(tmp_path)
+    assert WordNet.open(str(copy)).identity == lexicon.identity
+    with (copy / "index.adv").open("a", encoding="utf-8") as stream:
+        stream.write("soon r 1 1 @ 1 0 00000000  \n")
+    assert WordNet.open(str(copy)).identity != lexicon.identity

@@ -24,13 +24,12 @@ from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.scheme import BoundScheme
 from dewmark_lab.attacks.translation import machine_translation
 
-SYNSETS = {
-    "noun": [["house", "home", "dwelling"], ["house", "Firm"], ["city", "metropolis"], ["stroll", "walk"],
-             ["foot"], ["river", "water_course"]],
-    "verb": [["walk", "stroll"], ["house", "shelter"], ["run", "go"]],
-    "adj": [["old", "aged"], ["lone(a)", "solitary"]],
-    "adv": [["slowly", "tardily"]],
-}  # fmt: skip
+LEMMAS = {
+    "noun": ["city", "dwelling", "firm", "foot", "home", "house", "metropolis", "river", "walk"],
+    "verb": ["go", "house", "run", "shelter", "stroll", "walk"],
+    "adj": ["aged", "lone", "old"],
+    "adv": ["slowly"],
+}
 EXCEPTIONS = {"noun": "feet foot\n", "verb": "ran run\n"}
 LICENCE = "  1 A licence stands here, indented by two spaces.  \n  2 It has two lines.  \n"
 WORDS = (
@@ -56,20 +55,10 @@ def texts_of(
 
 
 def tiny_wordnet(folder: Path) -> Path:
-    """A database of a dozen synsets in WordNet's format."""
+    """A database of a dozen words in WordNet's format."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part, synsets in SYNSETS.items():
-        data, places = LICENCE, {}
-        for synset in synsets:
-            for word in synset:
-                places.setdefault(word.partition("(")[0].lower(), []).append(f"{len(data.encode()):08d}")
-            words = " ".join(f"{word} 0" for word in synset)
-            data += f"{len(data.encode()):08d} 03 {part[0]} {len(synset):02x} {words} 000 | a gloss; é  \n"
-        lines = [
-            f"{lemma} {part[0]} {len(at)} 1 @ {len(at)} 0 {' '.join(at)}  \n"
-            for lemma, at in sorted(places.items())
-        ]
-        (folder / f"data.{part}").write_text(data, encoding="utf-8")
+    for part, lemmas in LEMMAS.items():
+        lines = [f"{lemma} {part[0]} 1 1 @ 1 0 00000000  \n" for lemma in lemmas]
         (folder / f"index.{part}").write_text(LICENCE + "".join(lines), encoding="utf-8")
         (folder / f"{part}.exc").write_text(EXCEPTIONS.get(part, ""), encoding="utf-8")
     return folder

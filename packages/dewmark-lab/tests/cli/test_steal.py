@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 
@@ -66,7 +65,6 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
     [
         (["--method", "guess"], "method must be one of counts, embedding, got 'guess'"),
         (["--method", "embedding"], "attacks dew only, not unigram"),
-        (["--curve"], "add --method embedding"),
         (["--with", "height=3"], "unknown parameter 'height'"),
         (["--mode", "scrub", "--texts", "40"], "leaves none to learn from"),
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),
@@ -93,31 +91,3 @@ def test_bad_options(run, tiny, key_file, tmp_path, arguments, said):
         "-q",
     ]
     assert said in run("steal", *given, *arguments).error
-
-
-def test_a_curve_of_dew(run, tiny, key_file, tmp_path):
-    rng = np.random.default_rng(0)
-    words = ["the", "sea", "a", "hill", "town", "river", "night", "for", "were", "and"]
-    for name, number in (("marked", 50), ("base", 10), ("humans", 10)):
-        texts = [" " + " ".join(rng.choice(words, size=40)) for _ in range(number)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    given = [
-        part for name in ("marked", "base", "humans") for part in (f"--{name}", tmp_path / f"{name}.jsonl")
-    ]
-    options = [
-        "--method",
-        "embedding",
-        "--curve",
-        "--texts",
-        2,
-        "--tokens",
-        20,
-        "--scheme",
-        "dew-paper",
-        "-q",
-    ]
-    done = run("steal", *given, "--key", key_file, *options)
-    assert done.code == 0, done.err
-    heading, row = done.out.splitlines()
-    assert heading.split()[:2] == ["texts", "correlation"]
-    assert row.split()[0] == "50"

@@ -10,7 +10,7 @@ import dewmark
 import dewmark.hosts
 from dewmark.cli.app import main
 from dewmark.testing.trial import tiny_host
-from dewmark_lab.training.reader_prompts import FORMS, reader_requests
+from dewmark_lab.training.word_reader import reader_requests, request_forms
 
 TEXT = "The old bridge over the river was closed in spring, and nobody in the village knew how long. " * 3
 
@@ -53,7 +53,7 @@ def test_wrong_language(train) -> None:
 
 def test_requests_are_many_and_none_is_measured_on() -> None:
     measured = {row["text"] for row in dewmark.prompts.requests("en")}
-    for language in FORMS:
+    for language in request_forms():
         asked = reader_requests(language)
         assert len(set(asked)) == len(asked) > 200
         assert not measured & set(asked)

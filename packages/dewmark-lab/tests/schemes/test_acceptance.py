@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.schemes.sentence.rejection_sampling import (
+from dewmark_lab.schemes.sentence.semstamp import (
     acceptance_pmf,
     exact_test,
     least_p_value,

@@ -10,23 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, Numbers, ToyModel, key, numbers
+from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.hosts.fake import FakeHost
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.atw import (
     ATW,
-    LAYERS,
     BoundATW,
     SemanticMap,
     balanced,
     penalized,
     prefix_vectors,
 )
-from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail
+from dewmark_lab.schemes.learned.keyed_signs import LAYERS, context_rows, exact_tail
 
 OPEN, SURE = torch.zeros(VOCAB), torch.zeros(VOCAB)
 SURE[7] = 30.0
@@ -180,52 +178,14 @@ def test_p_values_are_valid_over_keys(test: str) -> None:
     """P(p ≤ a) ≤ a within 4.5 standard deviations on a repetitive text; the host runs once."""
     model, text = ToyModel(), numbers(160, top=40)
     p, known = [], {}
-    for i in range(150):
+    for i in range(80):
         scheme = bound(i, model=model)
         scheme.readings.known = known
         p.append(scheme.detect(text, test=test).p_value)
     assert len(model.calls) == 1
     for a in (0.01, 0.05, 0.2, 0.5):
         assert np.mean(np.array(p) <= a) <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))
-    assert 0.4 < np.mean(p) < 0.62  # nor too conservative: ties alone raise the mean above 1/2
-
-
-class _Sure(ToyModel):
-    """A measurement model that is always certain, and counts its calls."""
-
-    def follow(self, attention_mask: torch.Tensor):
-        self.masks = attention_mask
-        return lambda ids: SURE.repeat(len(ids), 1)
-
-
-def test_another_model_can_measure_entropy() -> None:
-    scheme, written = bound(measure="other", model=_Sure(), opening=3, **PLAIN), list(range(10, 20))
-    assert not shift_of(scheme, written, torch.randn(VOCAB)).any()
-    with pytest.raises(ConfigError, match="measure"):
-        bound(measure="other").session(torch.tensor([[5]]))
-
-
-def test_measurement_model_with_another_tokenizer_is_rejected() -> None:
-    class Other(Numbers):
-        identity = "other"
-
-    info = HostInfo("other", "other", VOCAB, Other(), HOST.embeddings)
-    scheme, workspace = ATW(measure="other"), Workspace(cache=Path(), find_host=lambda _: info)
-    with pytest.raises(VocabularyError, match="tokenizer"):
-        BoundATW(scheme, HOST, "x", secret=bytes(32), semantics=SEMANTICS, workspace=workspace)
-
-
-def test_following_model_predicts_the_same_as_a_full_pass() -> None:
-    """With a KV cache and left padding, step by step."""
-    host = FakeHost(64)
-    ids = torch.tensor([[0, 0, 5, 6, 9, 11, 30], [7, 8, 20, 21, 22, 23, 24]])
-    follow = host.follow((ids[:, :4] != 0).long())
-    for length in (4, 5, 7):
-        found = follow(ids[:, :length])
-        for row, start in ((0, 2), (1, 0)):
-            with torch.no_grad():
-                alone = host.model(ids[row : row + 1, start:length]).logits[0, -1]
-            torch.testing.assert_close(found[row], alone, atol=1e-4, rtol=1e-4)
+    assert 0.37 < np.mean(p) < 0.65  # nor too conservative: ties alone raise the mean above 1/2
 
 
 def test_bad_settings_and_incomplete_networks_are_rejected() -> None:

@@ -23,14 +23,14 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test
 from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes import pair_hash
-from dewmark_lab.schemes.green.ewd import EWD
+from dewmark_lab.schemes.green.entropy import EWD
 from dewmark_lab.schemes.green.morphmark import MorphMark
 from dewmark_lab.schemes.keyed_sampling.exp import keyed_race
 from dewmark_lab.schemes.learned.atw import ATW, BoundATW
-from dewmark_lab.schemes.learned.sir import LAYERS, Transform
-from dewmark_lab.schemes.reweight.keyed_order import SLOTS, dip_factors, slot_masses
-from dewmark_lab.schemes.sentence.rejection_sampling import paper_test
-from dewmark_lab.schemes.sentence.semstamp import CentroidBins, HyperplaneBins
+from dewmark_lab.schemes.learned.keyed_signs import LAYERS
+from dewmark_lab.schemes.learned.sir import Transform
+from dewmark_lab.schemes.reweight.dipmark import SLOTS, dip_factors, slot_masses
+from dewmark_lab.schemes.sentence.semstamp import CentroidBins, HyperplaneBins, paper_test
 from dewmark_lab.training.sir import losses
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "authors.json").read_text())

@@ -147,7 +147,7 @@ def test_no_text_waits_for_another(host) -> None:
         write(host, Even(), prompts, seeds=seeds)
         return len(steps)
 
-    prompts, seeds = PROMPTS * 3, list(range(9))
+    prompts, seeds = PROMPTS * 2, list(range(6))
     together = steps_of(prompts, seeds)
     alone = [steps_of([prompt], [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
     hook.remove()

@@ -9,7 +9,7 @@ from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, ToyModel, bind
 
 from dewmark_lab.schemes.green.green_list import GreenBound
 
-HASHINGS = ("left", "self", "min", "skip", "additive")
+HASHINGS = ("left", "self")
 MARKERS = [
     *(("kgw", {"hashing": hashing}) for hashing in HASHINGS),
     ("unigram", {}),

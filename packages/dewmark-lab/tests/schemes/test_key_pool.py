@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ArtifactError, ConfigError, StorageError
-from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
+from dewmark_lab.schemes.retrieval.key_pool import Pool
 
 DIM = 12
 SECRET = bytes(range(32))
 
 
-def open_pool(folder: Path, *, secret: bytes = SECRET, dim: int = DIM, must_exist: bool = False) -> DiskPool:
-    return DiskPool(
+def open_pool(
+    folder: Path | None, *, secret: bytes = SECRET, dim: int = DIM, must_exist: bool = False
+) -> Pool:
+    return Pool(
         folder, secret=secret, dim=dim, encoder="bag", fingerprint="0123456789abcdef", must_exist=must_exist
     )
 
@@ -34,7 +37,7 @@ def outputs(count: int, *, seed: int = 0) -> tuple[list[bytes], list[str], np.nd
 
 @pytest.fixture(params=["memory", "disk"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Pool:
-    return Pool(secret=SECRET, dim=DIM) if request.param == "memory" else open_pool(tmp_path / "pool")
+    return open_pool(None if request.param == "memory" else tmp_path / "pool")
 
 
 def test_each_output_is_found_by_its_vector(pool: Pool) -> None:
@@ -93,32 +96,17 @@ def test_writers_in_many_processes_lose_nothing(tmp_path: Path) -> None:
         assert [row[0] for row in pool.nearest(vectors, 1)] == keys
 
 
-@pytest.mark.parametrize("broken", ["half a record", "a record of zeros"])
-def test_partial_write_is_skipped_and_removed(tmp_path: Path, broken: str) -> None:
+def test_a_write_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "pool"
     keys, texts, vectors = outputs(5)
     pool = open_pool(folder)
     pool.add(keys[:4], texts[:4], vectors[:4])
-    size = pool.dtype.itemsize
-    with (folder / "entries.bin").open("ab") as stream:
-        stream.write(b"\x01" * (size // 2) if broken == "half a record" else bytes(size))
-    again = open_pool(folder)
-    assert len(again) == 4
-    again.add(keys[4:], texts[4:], vectors[4:])
-    assert (folder / "entries.bin").stat().st_size == 5 * size
-    for each in (pool, again, open_pool(folder)):
-        assert [row[0] for row in each.nearest(vectors, 1)] == keys
-
-
-def test_damaged_entry_is_reported(tmp_path: Path) -> None:
-    folder = tmp_path / "pool"
-    pool = open_pool(folder)
-    pool.add(*outputs(5))
-    data = bytearray((folder / "entries.bin").read_bytes())
-    data[2 * pool.dtype.itemsize + 40] ^= 1
-    (folder / "entries.bin").write_bytes(data)
-    with pytest.raises(ArtifactError, match="entry 2"):
-        len(open_pool(folder))
+    with pytest.raises(ValueError, match="zip"):
+        pool.add(keys, texts[:4], vectors)
+    with sqlite3.connect(folder / "pool.sqlite") as killed:
+        killed.execute("INSERT INTO entries (id, nonce, sealed, vector) VALUES (x'00', x'00', x'00', x'00')")
+        killed.rollback()
+    assert len(open_pool(folder)) == 4
 
 
 def test_keys_are_encrypted(tmp_path: Path) -> None:
@@ -136,17 +124,16 @@ def test_keys_are_encrypted(tmp_path: Path) -> None:
         open_pool(folder, secret=bytes(32)).nearest(vectors, 1)
 
 
-def test_key_is_bound_to_its_entry() -> None:
+def test_key_is_bound_to_its_entry(tmp_path: Path) -> None:
     """Exchanging the keys of two entries is detected, because the id is authenticated with the key."""
-    pool = Pool(secret=SECRET, dim=DIM)
+    pool = open_pool(tmp_path)
     keys, texts, vectors = outputs(2)
     pool.add(keys, texts, vectors)
-    forged = pool.records.copy()
-    forged["nonce"], forged["sealed"] = pool.records["nonce"][::-1], pool.records["sealed"][::-1]
-    other = Pool(secret=SECRET, dim=DIM)
-    other.take(forged.tobytes())
+    with sqlite3.connect(tmp_path / "pool.sqlite") as database:
+        database.execute("UPDATE entries SET sealed = (SELECT sealed FROM entries WHERE place = 2), "
+                         "nonce = (SELECT nonce FROM entries WHERE place = 2) WHERE place = 1")  # fmt: skip
     with pytest.raises(ArtifactError, match="cannot be decrypted"):
-        other.nearest(vectors, 1)
+        open_pool(tmp_path).nearest(vectors, 1)
 
 
 def test_pool_of_another_kind_is_rejected(tmp_path: Path) -> None:
@@ -154,13 +141,13 @@ def test_pool_of_another_kind_is_rejected(tmp_path: Path) -> None:
     open_pool(folder).add(*outputs(2))
     with pytest.raises(ConfigError, match="dim 12"):
         len(open_pool(folder, dim=5))
-    (folder / "pool.json").write_text("{")
+    (folder / "pool.sqlite").write_bytes(b"{" * 4096)
     with pytest.raises(ArtifactError, match="corrupt"):
         len(open_pool(folder))
     with pytest.raises(ArtifactError, match="contains no pool"):
         open_pool(tmp_path / "elsewhere", must_exist=True).nearest(outputs(1)[2], 1)
-    with pytest.raises(ArtifactError, match="another dimension"):
-        Pool(secret=SECRET, dim=DIM).take(bytes(17))
+    with pytest.raises(ConfigError, match="dim 12"):
+        open_pool(None, dim=5).take(open_pool(None).stored())
 
 
 def test_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -7,8 +7,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from tests.engine_marks.toy_host import VOCAB
 
-from dewmark_lab.schemes.pair_hash import PairHash, combine, to_uniforms
+from dewmark_lab.schemes.pair_hash import (
+    PairHash,
+    VocabularyHash,
+    below,
+    below_on_device,
+    combine,
+    combine_torch,
+    to_uniforms,
+    torch_uniforms,
+)
 
 SECRET = bytes(range(32))
 CONTEXTS = np.array([[5, 6, 7], [5, 7, 6], [-1, -1, 7]])
@@ -132,3 +143,35 @@ def test_uniforms_lie_strictly_within_the_unit_interval() -> None:
     assert found == pytest.approx(
         PairHash(SECRET, 16).words(CONTEXTS, np.array([1, 2, 3])) / 2.0**32, abs=1e-9
     )
+
+
+def test_words_on_a_device_equal_those_of_numpy() -> None:
+    """The torch arithmetic of other devices, run on the CPU, against the numpy one that detection uses."""
+    pairs = PairHash(bytes(range(32)), VOCAB)
+    vocabulary = VocabularyHash(pairs)
+    contexts = torch.randint(0, VOCAB, (4, 3), generator=torch.Generator().manual_seed(0))
+    candidates = torch.randint(0, VOCAB, (4, 50), generator=torch.Generator().manual_seed(1))
+    for chosen in (None, candidates):
+        ids = torch.arange(VOCAB).expand(4, VOCAB) if chosen is None else chosen
+        expected = np.stack(
+            [
+                pairs.words(np.tile(c, (len(t), 1)), t)
+                for c, t in zip(contexts.numpy(), ids.numpy(), strict=True)
+            ]
+        )
+        for found in (vocabulary.words(contexts, chosen), vocabulary.words_on_device(contexts, chosen)):
+            assert found.dtype is torch.int32
+            assert np.array_equal(found.numpy().view(np.uint32), expected)
+            assert np.array_equal(torch_uniforms(found).numpy(), to_uniforms(expected))
+    seeds = torch.from_numpy(pairs.seeds(contexts.numpy()).view(np.int32))
+    table = torch.from_numpy(pairs.token_words.view(np.int32)).unsqueeze(0)
+    assert torch.equal(combine_torch(seeds[:, :1], seeds[:, 1:], table), vocabulary.words(contexts))
+
+
+@pytest.mark.parametrize("limit", [1, 2**30, 2**31, 3 * 2**30, 2**32 - 1])
+def test_comparisons_are_unsigned(limit: int) -> None:
+    words = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -1]], dtype=torch.int32)
+    expected = [x < limit for x in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
+    limits = np.array([[limit]], dtype=np.uint32)
+    assert below(words, limits)[0].tolist() == expected
+    assert below_on_device(words, limits)[0].tolist() == expected

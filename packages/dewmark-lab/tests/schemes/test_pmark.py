@@ -43,20 +43,20 @@ def test_directions_are_orthonormal_and_bits_follow_the_number(bind) -> None:
 
 
 def test_distribution_of_agreements_over_keys(bind) -> None:
-    """Five sentences, two of them equal, in four channels: Binomial(20, ½) over 600 keys."""
+    """Five sentences, two of them equal, in four channels: Binomial(20, ½) over 300 keys."""
     text = TEXT + " A boat came down it."
     hits = []
-    for number in range(600):
+    for number in range(300):
         (evidence,) = bind(number + 1).evidence(bind().tokenize([text]), [])
         hits.append(int(evidence.agrees.sum()))
-    shares = np.bincount(hits, minlength=25) / 600
+    shares = np.bincount(hits, minlength=25) / 300
     expected = binom.pmf(np.arange(25), 24, 0.5)
-    assert abs(shares - expected).max() < 4.5 * np.sqrt(expected.max() / 600)
+    assert abs(shares - expected).max() < 4.5 * np.sqrt(expected.max() / 300)
 
 
 def test_soft_count_is_standard_over_keys(bind) -> None:
     text = (TEXT * 4).strip()
-    z = [bind(number + 1).detect(text, test="soft").z for number in range(300)]
+    z = [bind(number + 1).detect(text, test="soft").z for number in range(150)]
     assert kstest(z, "norm").pvalue > 1e-3
 
 
@@ -76,7 +76,7 @@ def test_a_draft_passes_if_all_channels_agree(bind) -> None:
 
 def test_marked_text_is_found_and_short_text_is_too_short(bind, bag_encoder) -> None:
     bound = bind()
-    decoding = Decoding(max_new_tokens=150, min_new_tokens=150)
+    decoding = Decoding(max_new_tokens=80, min_new_tokens=80)
     (made,) = tiny_host("sentences").generate(["the old river"], scheme=bound, seeds=[3], decoding=decoding)
     found = bound.detect(made.text)
     assert found.verdict is Verdict.MARKED

@@ -10,12 +10,11 @@ from tests.engine_marks.toy_host import VOCAB, bind, numbers
 
 from dewmark.errors import ConfigError, UnknownNameError
 from dewmark.testing.checks import expect_valid
-from dewmark_lab.schemes.keyed_sampling.simkey import SimHash, SimKey
+from dewmark_lab.schemes.keyed_sampling.simkey import SimKey
 
-KEYS = 120
+KEYS = 80
 TEXTS = {
     "random": numbers(150),
-    "few words": numbers(150, seed=1, top=9),
     "a loop": " ".join([numbers(11, seed=2)] * 14),
     "one word": " ".join(["17"] * 150),
 }
@@ -58,7 +57,7 @@ def test_repetition_is_no_evidence(bits: int) -> None:
 def test_scores_are_the_largest_of_the_new_numbers() -> None:
     """Against a plain loop."""
     bound = bind("simkey", window=5, stride=3, hashes=4, bits=2)
-    text, prompt = bound.host.tokenizer.encode([TEXTS["few words"], numbers(6, seed=9)])
+    text, prompt = bound.host.tokenizer.encode([TEXTS["a loop"], numbers(6, seed=9)])
     (evidence,) = bound.evidence([text], [prompt])
     ids, seen, expected = prompt.ids + text.ids, set(), []
     for t, token in enumerate(text.ids):
@@ -153,23 +152,3 @@ def test_an_unknown_encoder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     with pytest.raises(UnknownNameError, match="use-m4"):
         bind("simkey", encoder="use-m4")
-
-
-def test_the_dead_zone_is_a_third_value() -> None:
-    """A vector on a hyperplane has digit 2 there; elsewhere the digits are the signs, in base 3."""
-
-    class Given:
-        def vectors(self, windows: np.ndarray) -> np.ndarray:
-            return VECTORS[windows[:, 0]]
-
-    rng = np.random.default_rng(0)
-    VECTORS = rng.normal(size=(400, 64))
-    options = {"secret": bytes(32), "dim": 64, "hashes": 3, "bits": 5}
-    plain, ternary = SimHash(Given(), **options), SimHash(Given(), **options, dead_zone=0.02)
-    windows = np.arange(400)[:, None]
-    digits = ternary.codes(windows)[..., None] // 3 ** np.arange(5) % 3
-    signs = plain.codes(windows)[..., None] >> np.arange(5) & 1
-    clear = digits < 2
-    assert (digits[clear] == signs[clear]).all()
-    expected = 2.0 * 0.02 * np.sqrt(64 / (2.0 * np.pi))  # the density of a cosine at 0 is about √(d/2π)
-    assert abs((~clear).mean() - expected) < 4.5 * np.sqrt(expected / clear.size)

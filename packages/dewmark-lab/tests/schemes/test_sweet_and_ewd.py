@@ -9,9 +9,7 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, numbers
 
 from dewmark.errors import ConfigError
-from dewmark_lab.schemes.green import ewd
-from dewmark_lab.schemes.green.ewd import EWD, BoundEWD
-from dewmark_lab.schemes.green.sweet import SWEET
+from dewmark_lab.schemes.green.entropy import EWD, SWEET, BoundEWD
 from dewmark_lab.schemes.host_reading import entropy
 
 
@@ -74,7 +72,7 @@ def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.Monke
     exact, normal = bound.detect(text), bound.detect(text, test="z")
     assert exact.effective_length > 400
     assert exact.p_value == pytest.approx(normal.p_value, rel=0.05)
-    monkeypatch.setattr(ewd, "EXACT_LIMIT", 10)
+    monkeypatch.setattr("dewmark_lab.schemes.green.entropy.EXACT_LIMIT", 10)
     assert bound.detect(text).p_value == normal.p_value
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
-from dewmark.errors import ArtifactError
+from dewmark.errors import ArtifactError, ConfigError
+from dewmark.registry import SCHEMES
 from dewmark.scheme import State
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.green.kgw import KGW
+from dewmark_lab.schemes.green.green_list import KGW
 from dewmark_lab.schemes.token_schemes import TokenBound
 
 TWO = {"hashing": "left", "prefix": 2}
@@ -102,6 +103,32 @@ def test_stored_detector_holds_only_the_secret() -> None:
 def test_damaged_detector_is_rejected(arrays: dict[str, np.ndarray]) -> None:
     with pytest.raises(ArtifactError, match="export it again"):
         KGW().restore(State(meta={}, arrays=arrays), HOST, "", Workspace(cache=Path()))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("kgw", {"gamma": 1.0}, "gamma must lie in"),
+        ("kgw", {"delta": 0.0}, "delta must be positive"),
+        ("kgw", {"prefix": 0}, "prefix must be at least 1"),
+        ("kgw", {"prefix": 1, "hashing": "self"}, "prefix must be at least 2"),
+        ("kgw", {"hashing": "right"}, "hashing must be one of"),
+        ("unigram", {"gamma": 1.5}, "gamma must lie in"),
+        ("unigram", {"delta": -1.0}, "delta must be positive"),
+        ("morphmark", {"k": 0.0}, "k must be positive"),
+        ("morphmark", {"p0": 1.0}, "p0 must lie in"),
+        ("morphmark", {"form": "cubic"}, "form must be one of"),
+        ("mpac", {"message": 256, "bits": 8}, "message must lie in"),
+        ("mpac", {"radix": 3}, "radix must be 2, 4 or 8"),
+        ("pasa", {"clusters": 1}, "clusters must be at least 2"),
+        ("pasa", {"history": 0}, "history must be at least 1"),
+        ("pasa", {"alpha": 1.1}, "alpha must lie in"),
+        ("pasa", {"slack": 1.0}, "slack must lie in"),
+    ],
+)
+def test_bad_parameters_are_rejected(name: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SCHEMES[name](**settings)
 
 
 def test_schemes_derive_different_secrets_from_one_key() -> None:

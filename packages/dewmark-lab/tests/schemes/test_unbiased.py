@@ -52,15 +52,14 @@ def words(host, count: int) -> str:
     return host.info.tokenizer.decode([ids])[0]
 
 
-@pytest.mark.parametrize("reweight", ["gamma", "delta"])
-def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
+def test_each_factor_has_mean_one_over_keys(host, tmp_path) -> None:
     """For every token, under a host that did not write the text."""
     tokenizer, model = host.info.tokenizer, Frozen()
     (text,), (start,) = tokenizer.encode([words(host, 12)]), tokenizer.encode([PROMPT])
     (logits,) = model.next_logits([PROMPT], [text.ids])
     found = []
     for i in range(400):
-        bound = bind(host, tmp_path, model, i.to_bytes(2, "big") * 16, reweight=reweight)
+        bound = bind(host, tmp_path, model, i.to_bytes(2, "big") * 16)
         pairs = bound.pairs_of(text, start, bound.first_contexts(text, start))
         found.append(bound.pair_factors(pairs, logits))
     # E[f²] is at most 1/p, for a slot that holds the token alone: 4.5 such standard errors
@@ -70,11 +69,10 @@ def test_each_factor_has_mean_one_over_keys(host, tmp_path, reweight) -> None:
     assert np.all(np.abs(np.mean(found, axis=0)[order] - 1.0) < 4.5 * error)
 
 
-@pytest.mark.parametrize("reweight", ["gamma", "delta"])
-def test_likelihood_ratio_detects_marked_text(tmp_path, reweight) -> None:
+def test_likelihood_ratio_detects_marked_text(tmp_path) -> None:
     """Better than the order alone, and even with half of the text replaced."""
     host = FakeHost(400)
-    bound = bind(host, tmp_path, host, reweight=reweight)
+    bound = bind(host, tmp_path, host)
     prompts = [PROMPT, " the", " water and light of the day", " of the sea"]
     settings = {
         "scheme": bound,

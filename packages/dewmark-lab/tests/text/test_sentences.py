@@ -56,7 +56,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(pieces, pieces)
 def test_certain_ends_stay(before, after) -> None:
     """However the text continues, and wherever reading restarts, certain ends stay the same."""
@@ -68,7 +68,7 @@ def test_certain_ends_stay(before, after) -> None:
         start = end
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(pieces)
 def test_sentences_cover_all_letters_in_order(parts) -> None:
     text = "".join(parts)

@@ -39,7 +39,7 @@ def test_training_aligns_views_of_a_text(job, tmp_path: Path) -> None:
     scheme = SCHEMES["atw"]().with_settings({"artifact": str(artifact.path)})
     bound = scheme.bind(Key(bytes(32)), tiny_host().info, Workspace(cache=tmp_path / "cache"))
     assert bound.artifact_identity == artifact.identity
-    assert bound.halves.semantics.outputs == 384
+    assert bound.semantics.outputs == 384
 
 
 def test_encoded_contexts_mark_and_detect_alike(job, tmp_path: Path, monkeypatch) -> None:
@@ -52,8 +52,8 @@ def test_encoded_contexts_mark_and_detect_alike(job, tmp_path: Path, monkeypatch
     wm = Watermark(Key(bytes(32)), host=tiny_host(), scheme="atw", settings=settings)
     bound = wm.scheme
     ids = tiny_host().info.tokenizer.encode([" the old bridge over the river"])[0].ids
-    first, last = bound.halves.semantics.prefixes(ids, [3, 6])
-    np.testing.assert_allclose(bound.halves.semantics.rows([ids[:3], ids])[0], first, atol=1e-6)
+    first, last = bound.semantics.prefixes(ids, [3, 6])
+    np.testing.assert_allclose(bound.semantics.rows([ids[:3], ids])[0], first, atol=1e-6)
     assert first @ last < 0.999
     text = wm.generate(" the old bridge", max_new_tokens=60, seed=1).text
     found = wm.detect(text)

@@ -21,20 +21,10 @@ from dewmark_lab.training import TRAINERS
 from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.semstamp import cosine_k_means, file_pairs, synthetic_pairs
 
-WORDS = [
-    "river",
-    "bridge",
-    "water",
-    "light",
-    "story",
-    "people",
-    "garden",
-    "winter",
-    "letter",
-    "captain",
-    "window",
-]
-WORDS += ["silver", "evening", "morning"]
+WORDS = (
+    *("river", "bridge", "water", "light", "story", "people", "garden"),
+    *("winter", "letter", "captain", "window", "silver", "evening", "morning"),
+)
 
 
 @pytest.fixture
@@ -64,8 +54,8 @@ def job(texts: Path, tmp_path: Path, bag_encoder: BagEncoder):
 def test_synthetic_pairs_only_drop_and_reorder_words() -> None:
     sentence = "The old bridge, which was high, held all winter."
     pairs = synthetic_pairs([f"{sentence} Short one. {sentence}"], seed=0)
-    assert pairs.sentences == [sentence] * 3
-    for variant in pairs.paraphrases:
+    assert [anchor for anchor, _, _ in pairs] == [sentence] * 3
+    for _, variant, _ in pairs:
         assert variant != sentence
         assert set(variant.replace(",", "").split()) <= set(
             sentence.replace(",", "").replace(".", "").split()
@@ -76,7 +66,7 @@ def test_synthetic_pairs_only_drop_and_reorder_words() -> None:
 def test_pairs_from_a_file_are_matched_by_shared_words(texts: Path) -> None:
     pairs = file_pairs(texts)
     assert len(pairs) > 40  # of 60
-    for sentence, paraphrase in zip(pairs.sentences, pairs.paraphrases, strict=True):
+    for sentence, paraphrase, _ in pairs:
         shared = set(sentence.strip(".").split()) & set(paraphrase.strip(".").split())
         assert len(shared) >= 4
 
@@ -96,8 +86,8 @@ def test_training_brings_paraphrases_closer(
     assert report["loss"] < before["loss"]
     arrays = {name: array.astype(np.float32) for name, array in artifact.arrays.items()}
     assert {name: array.shape for name, array in arrays.items()} == {"mean": (24,), "matrix": (24, 24)}
-    pairs = file_pairs(texts)
-    left, right = (encode(bag_encoder, side) for side in (pairs.sentences, pairs.paraphrases))
+    anchors, paraphrases, _ = zip(*file_pairs(texts), strict=True)
+    left, right = (encode(bag_encoder, side) for side in (anchors, paraphrases))
     trained = np.sum(adapt(left, **arrays) * adapt(right, **arrays), axis=1)
     unrelated = np.sum(adapt(left, **arrays) * adapt(np.roll(right, 7, axis=0), **arrays), axis=1)
     assert trained.mean() > unrelated.mean() + 0.3

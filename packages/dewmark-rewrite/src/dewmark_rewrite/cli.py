@@ -15,7 +15,7 @@ from dewmark.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from dewmark import Watermark
-    from dewmark_rewrite.endpoint import ChatEndpoint
+    from dewmark_rewrite.paraphrase import ChatEndpoint
     from dewmark_rewrite.rewriting import Review, Rewritten
     from dewmark_rewrite.thesaurus import Candidate
 
@@ -169,7 +169,7 @@ def _number(given: str | None) -> int | None:
 
 
 def _endpoint(url: str | None, model: str) -> ChatEndpoint | None:
-    from dewmark_rewrite.endpoint import ChatEndpoint
+    from dewmark_rewrite.paraphrase import ChatEndpoint
 
     return None if url is None else ChatEndpoint(url, model)
 

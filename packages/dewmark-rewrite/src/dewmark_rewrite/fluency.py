@@ -11,10 +11,10 @@ Boundary: candidates in, losses in nats out. Which losses are too large is decid
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,39 +39,16 @@ class Loss(NamedTuple):
     after: float
 
 
-class Reading(Protocol):
-    """A text that has been read."""
-
-    def openings(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Log-probability of the first token of each candidate."""
-
-    def losses(self, candidates: Sequence[Candidate]) -> list[Loss]:
-        """The loss of each candidate, made alone."""
+Judge = Callable[[str], "CausalReading"]
+"""Reads a text, to say how well changes of it read."""
 
 
-class Judge(Protocol):
-    """Reads texts, to say how well changes of them read."""
+def causal_judge(name: str, *, device: str = "auto", progress: Progress | None = None) -> Judge:
+    """Open a host to judge with."""
+    from dewmark.hosts.transformers.model import load_host
 
-    def read(self, text: str) -> Reading:
-        """Read a text."""
-
-
-@dataclass(frozen=True)
-class CausalJudge:
-    """Judges with a causal language model in memory."""
-
-    host: TransformersHost
-
-    @classmethod
-    def load(cls, name: str, *, device: str = "auto", progress: Progress | None = None) -> CausalJudge:
-        """Open a host to judge with."""
-        from dewmark.hosts.transformers.model import load_host
-
-        return cls(load_host(name, device=device, dtype="float32", progress=progress))
-
-    def read(self, text: str) -> CausalReading:
-        """Read a text."""
-        return CausalReading(self.host, text)
+    host = load_host(name, device=device, dtype="float32", progress=progress)
+    return functools.partial(CausalReading, host)
 
 
 class _Branch(NamedTuple):

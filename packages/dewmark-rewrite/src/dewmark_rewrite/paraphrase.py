@@ -2,22 +2,30 @@
 
 A local host writes its drafts with the mark; the drafts of an endpoint carry none, and the search among them
 leaves one. Either way the drafts that fit the key best are chosen by the score of the text as a whole.
+
+An endpoint's API key is read from an environment variable and sent nowhere else. Sentences leave this
+machine; the watermark's key never does.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dewmark_rewrite.meaning import MeaningCheck
+from dewmark.errors import ConfigError, ModelError
+from dewmark_rewrite.protection import MeaningCheck
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate
 
 if TYPE_CHECKING:
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
-    from dewmark_rewrite.endpoint import ChatEndpoint
 
 Writer = Callable[[str, int], list[str]]
 """Answers to one request: the request, and how many."""
@@ -26,6 +34,8 @@ _REQUEST = (
     "Rewrite the sentence in other words. Keep its meaning, its names, its numbers and its length. "
     "Answer with the sentence alone.\n\n"
 )
+_KEY_VARIABLE = "OPENAI_API_KEY"
+_TIMEOUT = 120.0
 _LEAST_WORDS = 5
 _QUOTES = "\"'“”‘’ "
 _SHORTEST, _LONGEST = 0.6, 1.6  # a draft's length, relative to its sentence
@@ -47,6 +57,50 @@ def local_writer(
         return [each.text for each in made]
 
     return write
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """An endpoint's address and the name of its model."""
+
+    base_url: str
+    model: str
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"--endpoint takes an http address such as http://localhost:8000/v1, "
+                              f"got {self.base_url!r}")  # fmt: skip
+        if not self.model:
+            raise ConfigError("--endpoint needs the name of its model: add --model NAME")
+
+    def answer(self, request: str, *, seed: int) -> str:
+        """The model's answer to one message."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": request}],
+            "temperature": 1.0,
+            "seed": seed,
+        }
+        key = os.environ.get(_KEY_VARIABLE, "").strip()
+        asked = urllib.request.Request(
+            f"{self.base_url.rstrip('/')}/chat/completions",
+            data=json.dumps(body).encode("utf-8"),
+            headers={
+                "Content-Type": "application/json",
+                **({"Authorization": f"Bearer {key}"} if key else {}),
+            },
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=_TIMEOUT) as reply:
+                return str(json.load(reply)["choices"][0]["message"]["content"])
+        except urllib.error.HTTPError as error:
+            raise ModelError(
+                f"the endpoint {self.base_url} answered {error.code}: check its model and ${_KEY_VARIABLE}"
+            ) from None
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise ModelError(
+                f"no answer from the endpoint {self.base_url} ({type(error).__name__}): check its address"
+            ) from None
 
 
 def endpoint_writer(endpoint: ChatEndpoint, *, seed: int) -> Writer:

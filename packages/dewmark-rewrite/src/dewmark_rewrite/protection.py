@@ -1,4 +1,4 @@
-"""What a rewrite never touches: code, quotations, links, numbers, names and terms that the user lists.
+"""What a rewrite keeps: code, quotations, links, numbers, names, terms that the user lists, and the meaning.
 
 Everything is found by its spelling in the text as it is given, Markdown and HTML included. Where a rule
 cannot tell, it protects: an untouched word costs a little strength, a changed quotation costs trust.
@@ -7,9 +7,17 @@ cannot tell, it protects: an untouched word costs a little strength, a changed q
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dewmark_rewrite.sentences import Span
+import numpy as np
+
+from dewmark_rewrite.sentences import Span, tokens
+
+if TYPE_CHECKING:
+    from dewmark.encoders.base import Encoder
 
 _PATTERNS = (
     r"\A---\n.*?\n---\n",  # front matter
@@ -59,3 +67,41 @@ def is_name(token: str, *, first: bool) -> bool:
     if len(letters) > 1 and all(c.isupper() for c in letters):
         return True
     return bool(letters) and letters[0].isupper() and not first
+
+
+_NEGATION = re.compile(
+    r"\b(?:not|no|never|none|nobody|nothing|neither|nor|without|cannot|hardly|barely|scarcely|rarely|seldom)\b"
+    r"|n['’]t\b",
+    re.IGNORECASE,
+)
+_FIGURE = re.compile(r"\d+(?:[.,:/]\d+)*")
+
+
+def same_facts(old: str, new: str) -> bool:
+    """Whether two sentences have the same numbers, names and negations."""
+    return (
+        _FIGURE.findall(old) == _FIGURE.findall(new)
+        and _names(old) == _names(new)
+        and len(_NEGATION.findall(old)) == len(_NEGATION.findall(new))
+    )
+
+
+def _names(sentence: str) -> Counter[str]:
+    found = [sentence[span.start : span.end] for span in tokens(sentence, Span(0, len(sentence)))]
+    return Counter(token for i, token in enumerate(found) if is_name(token, first=i == 0))
+
+
+@dataclass(frozen=True)
+class MeaningCheck:
+    """Holds sentences to their facts, and to this cosine ``similarity`` of their vectors by an encoder."""
+
+    encoder: Encoder | None
+    similarity: float
+
+    def keeps(self, old: str, new: str) -> bool:
+        """Whether ``new`` may replace the sentence ``old``."""
+        if not same_facts(old, new) or self.encoder is None:
+            return same_facts(old, new)
+        a, b = np.asarray(self.encoder.encode([old, new]), dtype=np.float64)
+        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+        return float(a @ b) >= self.similarity * max(lengths, 1e-12)

@@ -22,10 +22,9 @@ from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
 from dewmark_rewrite.documents import Document
-from dewmark_rewrite.fluency import CausalJudge, Judge, Reading
-from dewmark_rewrite.meaning import MeaningCheck
-from dewmark_rewrite.paraphrase import Writer, drafts, endpoint_writer, local_writer
-from dewmark_rewrite.protection import protected_spans
+from dewmark_rewrite.fluency import CausalReading, Judge, causal_judge
+from dewmark_rewrite.paraphrase import ChatEndpoint, Writer, drafts, endpoint_writer, local_writer
+from dewmark_rewrite.protection import MeaningCheck, protected_spans
 from dewmark_rewrite.search import Limits, Read, Step, pruned, search, size
 from dewmark_rewrite.sentences import Span, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
@@ -33,7 +32,6 @@ from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 if TYPE_CHECKING:
     from dewmark import Watermark
     from dewmark.encoders.base import Encoder
-    from dewmark_rewrite.endpoint import ChatEndpoint
 
 ENGINES = ("substitution", "edit", "paraphrase")
 _MOST_ON_WORD, _MOST_AFTER, _MOST_IN_ALL = 9.0, 1.5, 9.0  # nats of loss from which a change reads badly
@@ -64,7 +62,7 @@ class Options:
 
     The search ends when the detector's p-value reaches ``target_p``, or when ``budget``, a share of the
     words, is changed. ``keep`` are terms that stay, ``judge`` the language model that reads substitutions
-    (None reads nothing), ``encoders`` and ``similarity`` what holds sentences to their meaning. ``member``
+    (None reads nothing), ``encoder`` and ``similarity`` what holds sentences to their meaning. ``member``
     and ``payload`` are those of `Watermark.generate`; ``synonyms`` replaces the packaged list. ``drafts``,
     ``endpoint`` and ``seed`` concern `paraphrase`.
     """
@@ -74,7 +72,7 @@ class Options:
     budget: float | None = None
     keep: Sequence[str] = ()
     judge: str | Judge | None = "smollm2-135m"
-    encoders: Sequence[str | Encoder] = ("use-m3",)
+    encoder: str | Encoder = "use-m3"
     similarity: float = 0.85
     member: int | None = None
     payload: int | None = None
@@ -220,7 +218,7 @@ class Rewriter:
         listed = Thesaurus.load(options.synonyms).candidates(text, protected=protected)
         if self._judge is None:
             return listed, list
-        reading = self._judge.read(text)
+        reading = self._judge(text)
         first = zip(listed, reading.openings(listed), strict=True)
         likely = [each for each, log in first if log >= _LEAST_OPENING]
         return likely, functools.partial(readable, reading=reading)
@@ -252,20 +250,16 @@ class Rewriter:
     def _meaning(self) -> MeaningCheck:
         from dewmark import load_encoder
 
-        loaded = [
-            load_encoder(each, progress=self._progress, device=self.options.device)
-            if isinstance(each, str)
-            else each
-            for each in self.options.encoders
-            if self.options.similarity > -1.0
-        ]
-        return MeaningCheck(loaded, self.options.similarity)
+        encoder: str | Encoder | None = self.options.encoder if self.options.similarity > -1.0 else None
+        if isinstance(encoder, str):
+            encoder = load_encoder(encoder, progress=self._progress, device=self.options.device)
+        return MeaningCheck(encoder, self.options.similarity)
 
     @functools.cached_property
     def _judge(self) -> Judge | None:
         named = self.options.judge
         if isinstance(named, str):
-            return CausalJudge.load(named, device=self.options.device, progress=self._progress)
+            return causal_judge(named, device=self.options.device, progress=self._progress)
         return named
 
     @functools.cached_property
@@ -285,7 +279,7 @@ def rewrite(text: str, mark: Key | Detector | Watermark, **options: Any) -> Rewr
     return Rewriter(mark, Options(**options)).rewrite(text)
 
 
-def readable(candidates: Sequence[Candidate], reading: Reading) -> list[Candidate]:
+def readable(candidates: Sequence[Candidate], reading: CausalReading) -> list[Candidate]:
     """The candidates that read well, with their costs."""
     return [
         replace(each, cost=loss.word + loss.after)

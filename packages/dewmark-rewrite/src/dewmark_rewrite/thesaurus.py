@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.errors import InputError
-from dewmark_rewrite.protection import is_name, protected_spans
+from dewmark_rewrite.protection import is_name
 from dewmark_rewrite.sentences import Span, sentences, tokens
 
 # CLAWS tags of the tagger to our class and the inflection's Penn tag.
@@ -200,13 +200,6 @@ def apply(text: str, changes: Sequence[Candidate]) -> str:
         pieces += (text[at : change.start], change.new)
         at = change.end
     return "".join((*pieces, text[at:]))
-
-
-def english_candidates(
-    text: str, thesaurus: Thesaurus, *, terms: Sequence[str] = (), also: Sequence[Span] = ()
-) -> list[Candidate]:
-    """The candidates of a text outside what is protected; ``also`` are further places to protect."""
-    return thesaurus.candidates(text, protected=[*protected_spans(text, terms=terms), *also])
 
 
 @functools.cache

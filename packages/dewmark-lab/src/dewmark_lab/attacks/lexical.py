@@ -2,7 +2,7 @@
 
 A word is a maximal run of non-space characters. Copy-paste keeps a share s of a text's W words, in k segments
 in their original order, and fills up with (1 − s)·W words of a human text around them; the seed draws the
-segments and their positions. Only truncation by tokens uses a host, and only its tokenizer.
+segments and their positions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 from dewmark import storage
 from dewmark.attack import Attack, check_least, check_share
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
-
-if TYPE_CHECKING:
-    from dewmark.workspace import HostInfo
 
 _WORD = re.compile(r"\S+")
 
@@ -73,36 +70,19 @@ class Delete(Attack):
 
 @dataclass(frozen=True)
 class Truncate(Attack):
-    """Keeps the first ``n`` words, or the first ``n`` tokens of a host's tokenizer."""
+    """Keeps the first ``n`` words."""
 
     name: ClassVar[str] = "truncate"
-    summary: ClassVar[str] = "keeps the first n words or tokens"
+    summary: ClassVar[str] = "keeps the first n words"
     n: int = 100
-    unit: Literal["words", "tokens"] = "words"
-    host: str = "smollm2-135m"
 
     def validate(self) -> None:
         """Raise `ConfigError` if nothing would remain."""
         check_least("n", self.n, 1)
 
-    def identity(self) -> dict[str, object]:
-        """The host counts only for truncation by tokens, and only through its tokenizer."""
-        host: dict[str, object] = {} if self.unit == "words" else {"host": self._info.tokenizer.identity}
-        return {"name": self.name, "n": self.n, "unit": self.unit, **host}
-
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Truncate each text."""
-        if self.unit == "words":
-            ends = [[word.end() for word in words(text)] for text in texts]
-        else:
-            ends = [[end for _, end in tokenized.offsets] for tokenized in self._info.tokenizer.encode(texts)]
-        return [text[: max(end[: self.n], default=0)] for text, end in zip(texts, ends, strict=True)]
-
-    @functools.cached_property
-    def _info(self) -> HostInfo:
-        from dewmark.hosts import host_info
-
-        return host_info(self.host)
+        return [text[: words(text)[: self.n][-1].end()] for text in texts]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.batch.inputs import Document
-    from dewmark_lab.attacks.stealing.steal import CurvePoint, StealingResult, StealSettings
+    from dewmark_lab.attacks.stealing.steal import StealingResult, StealSettings
 
 
 def steal(
@@ -48,9 +48,6 @@ def steal(
         list[str] | None,
         typer.Option("--with", metavar="NAME=VALUE", help="Set another parameter of the attack; repeatable."),
     ] = None,
-    curve: Annotated[
-        bool, typer.Option("--curve", help="Forge DEW from 50, 100, 200 … texts, to see how many are needed.")
-    ] = False,
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, instead of the package's own."),
@@ -72,17 +69,13 @@ def steal(
     """
     from dewmark.batch.inputs import read_corpus, read_documents
     from dewmark.config import parse_settings, replace
-    from dewmark_lab.attacks.stealing.steal import StealSettings, forgery_curve
+    from dewmark_lab.attacks.stealing.steal import StealSettings
     from dewmark_lab.attacks.stealing.steal import steal as run
 
     options.check_marks(scheme)
     given = {"method": method, "mode": mode, "strength": strength, "observed": observed, "texts": texts}
     given |= {"tokens": tokens, "seed": seed, "batch_size": batch_size}
     chosen = replace(StealSettings(), given | parse_settings(attack or ()))
-    if curve and (chosen.method, chosen.mode) != ("embedding", "spoof"):
-        raise ConfigError(
-            "--curve works for forgeries by embeddings: add --method embedding, and no --mode scrub"
-        )
     secret = options.load_key(key)
     corpus = [each for each in read_documents(marked) if each.text.strip()]
     unmarked = [each.text for each in read_documents(base) if each.text.strip()]
@@ -94,36 +87,31 @@ def steal(
             secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
         )
         keep = None if out is None else out / "written"
-        arguments = (watermark.scheme, watermark.host, seen, unmarked, people)
         summary: dict[str, Any] = {"scheme": watermark.scheme.scheme.name, "host": watermark.host.name}
         summary |= {"key_fingerprint": watermark.scheme.fingerprint, "settings": chosen.to_dict()}
-        if curve:
-            points = forgery_curve(
-                *arguments, prompts=openers, settings=chosen, resume_dir=keep, progress=progress
-            )
-            summary["curve"] = [point.to_dict() for point in points]
-            report = _curve_report(points)
-        else:
-            result = run(
-                *arguments,
-                settings=chosen,
-                prompts=openers,
-                targets=targets,
-                members=members,
-                resume_dir=keep,
-                progress=progress,
-            )
-            summary |= result.to_dict()
-            report = _report(result)
-            if out is not None:
-                _save_texts(out, openers, result)
+        result = run(
+            watermark.scheme,
+            watermark.host,
+            seen,
+            unmarked,
+            people,
+            settings=chosen,
+            prompts=openers,
+            targets=targets,
+            members=members,
+            resume_dir=keep,
+            progress=progress,
+        )
+        summary |= result.to_dict()
+        if out is not None:
+            _save_texts(out, openers, result)
     if out is not None:
         save_json(out / "steal.json", summary)
         say(f"wrote {out / 'steal.json'}", quiet=quiet)
     if json_:
         emit(summary)
     else:
-        write(report)
+        write(_report(result))
 
 
 def _split(
@@ -187,14 +175,6 @@ def _report(result: StealingResult) -> str:
         cells += [] if kept is None else [f"{kept:11.2f}"]
         lines.append("  ".join(cells).rstrip())
     lines.append(f"human texts with p < 0.01: {result.human_found:.1%} of {result.humans}")
-    return "\n".join(lines) + "\n"
-
-
-def _curve_report(points: Sequence[CurvePoint]) -> str:
-    lines = ["texts  correlation  p<0.01  above human 1%  mean z  perplexity"]
-    for p in points:
-        forgeries = f"{p.found:6.1%}  {p.above:14.1%}  {p.mean_z:6.2f}  {p.perplexity:10.1f}"
-        lines.append(f"{p.texts:5d}  {p.cosine:11.2f}  {forgeries}")
     return "\n".join(lines) + "\n"
 
 

@@ -61,15 +61,13 @@ def train_reader(
     from dewmark.hosts.expectations import open_reader
     from dewmark.models.devices import torch_device
     from dewmark.workspace import Workspace
-    from dewmark_lab.training.reader_prompts import FORMS, reader_requests
     from dewmark_lab.training.texts import FileTexts, HostTexts
-    from dewmark_lab.training.word_reader import Training, examples, train
+    from dewmark_lab.training.word_reader import Training, examples, reader_requests, request_forms, train
 
     asked = languages.split(",")
-    if unknown := sorted(set(asked) - set(FORMS)):
-        raise ConfigError(
-            f"there are no requests in {', '.join(unknown)}: --languages takes {', '.join(FORMS)}"
-        )
+    if unknown := sorted(set(asked) - set(request_forms())):
+        known = ", ".join(request_forms())
+        raise ConfigError(f"there are no requests in {', '.join(unknown)}: --languages takes {known}")
     if out.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another --out")
     own = FileTexts(texts).take(0, least=1) if texts is not None else []

@@ -23,7 +23,6 @@ from dewmark.arrays import F64
 from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
 from dewmark.workspace import HostInfo, Tokenized
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 Repeats = Literal["skip", "keep"]
 
@@ -31,7 +30,7 @@ _MINUS_INF = -float("inf")
 
 
 class DistortionFreeBound(TokenBound):
-    """Such a scheme, bound to its secret and a vocabulary."""
+    """Such a scheme, bound; a context counts as seen for ``memory`` steps, or in the whole text."""
 
     def __init__(
         self,
@@ -42,11 +41,17 @@ class DistortionFreeBound(TokenBound):
         secret: bytes,
         width: int,
         repeats: Repeats,
+        memory: int | None = None,
         hashed: int | None = None,
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret, hashed=hashed)
         self.width = width
         self.repeats = repeats
+        self._memory = memory
+
+    def repeated(self, rows: int) -> RepeatedContexts | None:
+        """What tells which rows' contexts are not marked because they have occurred before."""
+        return RepeatedContexts(rows, memory=self._memory) if self.repeats == "skip" else None
 
     def position_weights(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
@@ -66,17 +71,9 @@ class DistortionFreeBound(TokenBound):
 class ReweightingSession(TokenSession):
     """Reweights rows whose context is new and leaves the logits of the others unchanged."""
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        vocabulary_hash: VocabularyHash,
-        *,
-        repeats: Repeats,
-        memory: int | None = None,
-    ) -> None:
-        super().__init__(prompts)
-        self._hash = vocabulary_hash
-        self._repeated = RepeatedContexts(len(prompts), memory=memory) if repeats == "skip" else None
+    def __init__(self, prompts: PromptBatch, bound: DistortionFreeBound) -> None:
+        super().__init__(prompts, bound)
+        self._repeated = bound.repeated(len(prompts))
 
     @abstractmethod
     def reweight(

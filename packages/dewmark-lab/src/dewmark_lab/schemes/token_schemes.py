@@ -31,8 +31,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
+from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
 
 class TokenScheme(Scheme):
@@ -265,11 +264,12 @@ class TokenWindows:
 
 
 class TokenSession(Session):
-    """Marks one batch of texts. It keeps only where each row's text begins; subclasses may keep more."""
+    """Marks one batch of texts under a bound scheme; subclasses may keep more than where each text begins."""
 
-    def __init__(self, prompts: PromptBatch) -> None:
+    def __init__(self, prompts: PromptBatch, bound: TokenBound) -> None:
         self._windows = TokenWindows(prompts)
         self._markable = torch.from_numpy(prompts.host.markable)
+        self._hash = bound.vocabulary_hash
 
     @abstractmethod
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """Training of ATW's semantic network: similar texts get similar signs, others independent ones.
 
-A text's vector e is the normalized mean of its tokens' whitened vectors or, with encoded contexts, the
-encoder's vector of the text, as in `dewmark_lab.schemes.learned.atw`. A step takes a batch of prefixes of
-texts, each in two views: two random subsets of its tokens (words), the second from a prefix up to `GROWTH`
-tokens longer, as after an edit or a few more steps. Encoded views are made once, a few of each text. With
-s = tanh(T(e)) and c the batch's median cosine between different texts, it reduces
+A step takes a batch of prefixes of texts, each in two views: two random subsets of its tokens (words), the
+second from a prefix up to `GROWTH` tokens longer. Encoded views are made once, a few of each text. With s =
+tanh(T(e)) and c the batch's median cosine between different texts, it reduces
 
     distance      (cos(s_i, s_j) − max(0, (cos(e_i, e_j) − c) / (1 − c)))², mean over pairs i ≠ j
     balance       the mean squares of s's column and row means: half of the signs are +

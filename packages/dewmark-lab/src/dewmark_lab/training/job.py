@@ -1,6 +1,6 @@
 """A training job: its inputs, its resumable working files, and the artifact that it writes.
 
-The module of a trainable scheme provides ``train(job: Job) -> Trained``, registered under `TRAINERS`. Models
+The module of a trainable scheme provides ``train(job) -> Trained``, registered under `TRAINERS`. Models
 load on first use. Unfinished work lies under ``<out>/work`` and is deleted when the artifact is written;
 repeating the command resumes it.
 """
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,11 +141,8 @@ class TrainingJob:
         return shlex.join([*parts, "--seed", str(self.seed), "--out", self.out.name])
 
 
-class Trainer(Protocol):
-    """The function that a trainable scheme's module provides."""
-
-    def __call__(self, job: TrainingJob) -> Trained:
-        """Train; `TrainingJob.cached` and `dewmark_lab.training.loop.run_steps` make it resumable."""
+Trainer = Callable[[TrainingJob], Trained]
+"""The function that a trainable scheme's module provides."""
 
 
 def train_artifact(trainer: Trainer, job: TrainingJob) -> tuple[Artifact, dict[str, float]]:

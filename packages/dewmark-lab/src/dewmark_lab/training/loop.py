@@ -8,8 +8,9 @@ between two steps. A killed run repeats the steps since the last checkpoint.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +28,8 @@ _SMOOTHING = 0.98  # of the reported loss: an average over about 50 steps
 _STRIDE = 1_000_003  # between seeds of `generator`: no training has so many steps
 
 
-class Learner(Protocol):
-    """What is trained; its state is everything that later steps depend on."""
-
-    def step(self, index: int) -> float:
-        """Take one step; returns its loss."""
-
-    def state(self) -> Mapping[str, NDArray[Any]]:
-        """Arrays from which `load` restores the learner bit by bit."""
-
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a state."""
-
-
-class TorchLearner:
-    """Torch modules and optimizers by name; a subclass adds `step`.
+class TorchLearner(ABC):
+    """What is trained: torch modules and optimizers by name.
 
     A learning rate that changes must be set from the step's number, not by a scheduler object.
     """
@@ -51,6 +39,10 @@ class TorchLearner:
     ) -> None:
         self._modules = dict(modules)
         self._optimizers = dict(optimizers)
+
+    @abstractmethod
+    def step(self, index: int) -> float:
+        """Take one step; returns its loss."""
 
     def minimize(self, loss: torch.Tensor) -> float:
         """Take a gradient step with every optimizer; returns the loss."""
@@ -99,7 +91,7 @@ class TorchLearner:
 
 
 def run_steps(
-    learner: Learner,
+    learner: TorchLearner,
     job: TrainingJob,
     *,
     steps: int,
@@ -138,7 +130,7 @@ def generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * _STRIDE + step)
 
 
-def _resume(learner: Learner, job: TrainingJob, name: str) -> tuple[int, float]:
+def _resume(learner: TorchLearner, job: TrainingJob, name: str) -> tuple[int, float]:
     """Load this job's checkpoint, if there is one; returns the number of steps done and the loss."""
     try:
         bundle = load_bundle(job.work / name)

@@ -1,28 +1,20 @@
 """Training of SemStamp: a linear map on top of a frozen encoder that puts paraphrases into the same bin.
 
-SemStamp fine-tunes the encoder itself. Here the encoder stays frozen, and a matrix A (d, r) of a few hundred
-kilobytes is trained with the same loss: for a sentence s, a paraphrase t and another sentence n
+A matrix A (d, r) is trained with the authors' loss: for a sentence s, a paraphrase t and another sentence n,
+half of them from the same text,
 
-    L = max(0, 0.8 − cos(s, t) + cos(s, n))
+    L = max(0, 0.8 − cos(s, t) + cos(s, n))      after v = (M_C(·) − μ) A.
 
-after v = (M_C(·) − μ) A. Half of the n come from the same text as s. Otherwise sentences of one text, which
-share its subject, would all fall into one or two bins, and a draft in an accepted bin would become rare. A
-starts as the whitening of the first r principal components.
-
-Paraphrases come from a JSONL file with ``text`` and ``paraphrase``, as the authors have them: sentences are
-matched by their shared character trigrams, where each is the other's best match. If there are few or none,
-others are made from the sentences themselves: words dropped, neighbours swapped, clauses reordered, one half
-alone.
-
-k-SemStamp (`train_clusters`) trains the same map and then clusters the sentences' unit vectors by Lloyd's
-algorithm with unit centroids, from several seeded k-means++ starts; the largest mean cosine wins.
+Paraphrases come from a JSONL file with ``text`` and ``paraphrase``: sentences are matched by their shared
+character trigrams, where each is the other's best match. If there are few or none, others are made from the
+sentences themselves. k-SemStamp (`train_clusters`) then clusters the sentences' unit vectors by k-means.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -153,46 +145,24 @@ def _whitening(centred: F32) -> F32:
     return np.asarray(basis / np.maximum(strong, 1e-8) ** 0.25, dtype=np.float32)
 
 
-@dataclass
-class SentencePairs:
-    """Sentences and their paraphrases; ``owners`` are the numbers of the sentences' texts."""
-
-    sentences: list[str] = field(default_factory=list)
-    paraphrases: list[str] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-
-    def add(self, sentence: str, paraphrase: str, owner: int) -> None:
-        """Append one pair."""
-        self.sentences.append(sentence)
-        self.paraphrases.append(paraphrase)
-        self.owners.append(owner)
-
-    def __add__(self, other: SentencePairs) -> SentencePairs:
-        return SentencePairs(
-            self.sentences + other.sentences,
-            self.paraphrases + other.paraphrases,
-            self.owners + other.owners,
-        )
-
-    def __len__(self) -> int:
-        return len(self.sentences)
+Pairs = list[tuple[str, str, int]]
+"""Sentences, their paraphrases, and the numbers of the sentences' texts."""
 
 
-def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) -> SentencePairs:
+def synthetic_pairs(texts: Sequence[str], *, seed: int, first_owner: int = 0) -> Pairs:
     """Three variants of every complete sentence of at least five words."""
     rng = np.random.default_rng([seed, 1])
-    pairs = SentencePairs()
+    pairs: Pairs = []
     for owner, text in enumerate(texts, start=first_owner):
         for sentence in dict.fromkeys(_complete_sentences(text)):
             if len(sentence.split()) >= _MIN_WORDS:
-                for variant in _variants(sentence, rng):
-                    pairs.add(sentence, variant, owner)
+                pairs += [(sentence, variant, owner) for variant in _variants(sentence, rng)]
     return pairs
 
 
-def file_pairs(path: Path) -> SentencePairs:
+def file_pairs(path: Path) -> Pairs:
     """The matched sentences of a JSONL file's rows that have both ``text`` and ``paraphrase``."""
-    pairs = SentencePairs()
+    pairs: Pairs = []
     if path.suffix != ".jsonl":
         return pairs
     for number, row in storage.read_jsonl(path):
@@ -201,31 +171,32 @@ def file_pairs(path: Path) -> SentencePairs:
         text, rewrite = row.get("text"), row["paraphrase"]
         if not isinstance(text, str) or not isinstance(rewrite, str):
             raise InputError(f'{path}, line {number}: "text" and "paraphrase" must both be strings')
-        for sentence, paraphrase in _matched(_complete_sentences(text), _complete_sentences(rewrite)):
-            pairs.add(sentence, paraphrase, number)
+        matched = _matched(_complete_sentences(text), _complete_sentences(rewrite))
+        pairs += [(sentence, paraphrase, number) for sentence, paraphrase in matched]
     return pairs
 
 
 def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
     """The encoder's vectors of all pairs, and the numbers of their sentences and texts."""
-    pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else SentencePairs()
+    pairs = file_pairs(job.texts.path) if isinstance(job.texts, FileTexts) else []
     if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
     if len(pairs) < _MIN_PAIRS:
         raise InputError(
             f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add more text"
         )
-    distinct = list(dict.fromkeys([*pairs.sentences, *pairs.paraphrases]))
+    anchors, paraphrases, owners = zip(*pairs, strict=True)
+    distinct = list(dict.fromkeys([*anchors, *paraphrases]))
     table = job.encode(
         "embedding sentences", distinct, lambda batch: encode(job.encoder, batch), batch_size=_ENCODER_BATCH
     )
     index = {sentence: i for i, sentence in enumerate(distinct)}
-    labels = np.array([index[sentence] for sentence in pairs.sentences])
+    labels = np.array([index[sentence] for sentence in anchors])
     return {
         "anchors": table[labels],
-        "paraphrases": table[[index[sentence] for sentence in pairs.paraphrases]],
+        "paraphrases": table[[index[sentence] for sentence in paraphrases]],
         "labels": labels,
-        "owners": np.array(pairs.owners),
+        "owners": np.array(owners),
     }
 
 

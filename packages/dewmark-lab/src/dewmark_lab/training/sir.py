@@ -7,10 +7,8 @@ median cosine of all pairs of contexts, a step takes two batches of 32 contexts 
     + 0.1 (sums of T's row means² and column means², of both batches)      signs are balanced
     + relu(0.05 − |T|), mean over the outputs below 0.05, of both batches  outputs stay away from zero
 
-with plain gradient descent, rate 0.006, weight decay 0.2, for 2,000 passes over the contexts; the rate falls
-tenfold every 200 passes. The embeddings are centred, as the scheme centres them, and have the length √d of
-embeddings that are not normalized; the scheme's own have length 1, so the first layer is stored √d times as
-large. `ResidualNetwork` is also the base of ATW's.
+by gradient descent with rate 0.006, a tenth of it every 200 passes over the contexts. The embeddings have
+the length √d here; the scheme's own have length 1, so the first layer is stored √d times as large.
 """
 
 from __future__ import annotations

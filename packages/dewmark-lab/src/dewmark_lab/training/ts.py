@@ -1,22 +1,14 @@
 """Training of TS: two networks choose γ and δ after each token, for detectability and meaning at once.
 
 The host reads unmarked texts once, and its most likely candidates at every position are cached. A step marks
-a batch of them as if under a fresh key. With a keyed uniform u per candidate a token is green if u < γ; the
-relaxation
+a batch of them as if under a fresh key, with the relaxation m = sigmoid((logit γ − logit u) / τ) of "u < γ":
 
-    m = sigmoid((logit γ − logit u) / τ),    τ = 0.1
-
-is the Gumbel-softmax of a coin with probability γ, and passes gradients. With p' = softmax(logits + δ m):
-
-    L_D = −z,      z = Σ_t (Σ_v p'_tv m_tv − γ_t) / √Σ_t γ_t(1 − γ_t)
+    L_D = −z,      z = Σ_t (Σ_v p'_tv m_tv − γ_t) / √Σ_t γ_t(1 − γ_t),      p' = softmax(logits + δ m)
     L_S = −cos of the meanings of two texts, whose tokens are drawn from p' and from p with the same noise
 
-The meaning of a text is the sum of its tokens' whitened encoder vectors: the packaged encoder runs in numpy
-and has no gradient, but this composed form, which DEW's contexts use too, is linear. Draws are one-hot
-forward and soft backward (straight-through). The texts are fixed, so a different token at one position does
-not change the rest: the loss compares choices of words, not two different stories. MGDA takes the shortest
-convex combination of the two gradients, along which both losses fall, until neither can fall without the
-other rising.
+The meaning of a text is the sum of its tokens' whitened encoder vectors, which is linear. Draws are one-hot
+forward and soft backward. MGDA takes the shortest convex combination of the two gradients, along which both
+losses fall.
 """
 
 from __future__ import annotations

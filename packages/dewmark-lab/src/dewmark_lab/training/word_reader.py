@@ -6,13 +6,20 @@ says about a place what thousands of texts would.
 
     examples: rows of the lexicon (L,), and the model's μ (L, d) where it has an expectation
     loss:     Σ_i ‖μ_i − network(rows before i)‖²
+
+Hosts write texts as answers to requests: each line of ``data/reader_requests.txt`` has a language and a form
+of request, which is asked about words of the package's own ordinary texts. None of these is among the
+requests that experiments measure on.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +31,7 @@ from torch import nn
 from dewmark.arrays import F16, I32, Mask
 from dewmark.dew.packaged_reader import STEPS
 from dewmark.encoders.lexicon import Lexicon
+from dewmark.prompts import package_file
 from dewmark.storage import save_bundle
 from dewmark.text.words import words
 from dewmark.workspace import Expectations, Progress, silent
@@ -218,3 +226,30 @@ def save(network: Network, rows: np.ndarray, lexicon: Lexicon, out: Path, *, met
     arrays |= {"table": np.round(table / scales).astype(np.int8), "scales": scales.astype(np.float32)}
     arrays["rows"] = rows.astype(np.int32)
     save_bundle(out, meta={**meta, "lexicon": lexicon.identity}, arrays=arrays)
+
+
+_SHORTEST = {"zh": 2, "ja": 2, "ko": 2, "ar": 4}  # letters of a topic; 6 in other languages
+
+
+@functools.cache
+def request_forms() -> dict[str, list[str]]:
+    """The forms of request in each language."""
+    file = resources.files("dewmark_lab") / "data" / "reader_requests.txt"
+    found: dict[str, list[str]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        language, form = line.split(" ", 1)
+        found.setdefault(language, []).append(form)
+    return found
+
+
+def reader_requests(language: str) -> list[str]:
+    """All requests in a language, mixed but always in the same order."""
+    files = [package_file(f"ordinary/{language}.txt")]
+    if language == "en":
+        files += sorted(package_file("registers").iterdir(), key=lambda file: file.name)
+    text = " ".join(file.read_text(encoding="utf-8") for file in files)
+    shortest = _SHORTEST.get(language, 6)
+    found = (text[word.start : word.end] for word in words(text))
+    topics = dict.fromkeys(word for word in found if len(word) >= shortest and word.isalpha())
+    every = [form.format(topic) for form, topic in itertools.product(request_forms()[language], topics)]
+    return [every[i] for i in np.random.default_rng(0).permutation(len(every))]

@@ -1,58 +1,48 @@
-"""Word substitution: words that WordNet knows are replaced by words that a model finds likely there.
+"""Word substitution in context, as in the DEW paper, with a masked language model.
 
-There are two methods. They are different attacks, so they have different labels:
+Of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one after another, and each is
+replaced by the model's most likely whole word (possibly itself).
 
-- ``masked``, as in the paper: of a text's W words, ⌊r·W⌉ words with a WordNet entry are drawn and masked one
-  after another, and each is replaced by the most likely word of a masked language model (possibly itself).
-- ``wordnet``, if no masked model is available: the words are drawn among those with WordNet synonyms, and
-  each is replaced by the synonym that, followed by the next few words, a causal host finds most likely.
+`WordNet` reads the database of WordNet 3.x as Debian's ``wordnet-base`` installs it under /usr/share/wordnet:
+``index.POS`` lists lemmas, and ``POS.exc`` irregular forms.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dewmark.attack import Attack, check_least, check_share, run_option
 from dewmark.errors import ConfigError, DewmarkError, ModelError
 from dewmark.workspace import Progress
 from dewmark_lab.attacks.lexical import words
-from dewmark_lab.attacks.rewriting.wordnet import WordNet
 
 if TYPE_CHECKING:
-    import torch
-
     from dewmark.hosts.transformers.model_files import ModelSource
-    from dewmark_lab.attacks.rewriting.branches import BranchScorer
 
-_CANDIDATES = 5  # synonyms per word that the host compares, most frequent senses first
-_MIN_LETTERS = 4  # shorter words have odd synonyms: "he" is helium
-_ROUNDING = 1e-4  # nats; likelihoods of one candidate differ by less between batches
-_WORDS_AFTER = 4  # words whose likelihood is counted together with a synonym's
 _TOKEN_CHARACTERS = 16  # at most, per token: text further away cannot fall into the window
 _WORD_STARTS = ("Ġ", "▁")  # the space before a word in byte-level and SentencePiece vocabularies
-_REMEDY = "set model=NAME to a folder or a hub id, or use method=wordnet"
+_REMEDY = "set model=NAME to a folder or a hub id"
 
 
 @dataclass(frozen=True)
 class Synonym(Attack):
     """Replaces a share ``r`` of a text's words, drawn by the seed among those that WordNet knows.
 
-    ``method=masked`` uses ``model`` and ``window`` (how many tokens it sees around a gap);
-    ``method=wordnet`` uses ``host``. ``wordnet`` is the database folder.
+    The masked language ``model`` sees ``window`` tokens around a gap; ``wordnet`` is the database folder.
     """
 
     name: ClassVar[str] = "synonym"
     summary: ClassVar[str] = "replaces a share r of the words, in context"
     r: float = 0.3
-    method: Literal["masked", "wordnet"] = "masked"
     model: str = "bert-large-uncased"
     window: int = 256
-    host: str = "smollm2-135m"
     wordnet: str | None = None
     device: str = run_option("auto")
     batch_size: int = run_option(32)
@@ -63,30 +53,15 @@ class Synonym(Attack):
         check_least("window", self.window, 2)
         check_least("batch_size", self.batch_size, 1)
 
-    @property
-    def label(self) -> str:
-        """The name, with the method if it is not the paper's."""
-        return self.name if self.method == "masked" else f"{self.name}-{self.method}"
-
     def identity(self) -> dict[str, object]:
-        """Models and WordNet count by content; settings of the other method do not count."""
-        common = {"name": self.name, "method": self.method, "r": self.r, "wordnet": self._lexicon.identity}
-        if self.method == "masked":
-            return {**common, "model": self._source.identity, "window": self.window}
-        return {**common, "host": self._host_identity, "ranking": "whole-left"}
+        """Model and WordNet count by content."""
+        files = {"wordnet": self._lexicon.identity, "model": self._source.identity}
+        return {"name": self.name, "r": self.r, "window": self.window, **files}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Replace words in each text."""
-        eligible = self._lexicon.has_entry if self.method == "masked" else self.has_synonyms
-        gapped = [GappedText(text, seed, self.r, eligible) for text, seed in zip(texts, seeds, strict=True)]
-        if self.method == "masked":
-            self._fill_masked(gapped, progress)
-        else:
-            self._fill_synonyms(gapped, progress)
-        return ["".join(gaps.pieces) for gaps in gapped]
-
-    def _fill_masked(self, gapped: Sequence[GappedText], progress: Progress) -> None:
         """Fill the first gap of every text, then the second, and so on: each sees those filled before."""
+        known = self._lexicon.has_entry
+        gapped = [GappedText(text, seed, self.r, known) for text, seed in zip(texts, seeds, strict=True)]
         steps = max(len(gaps.places) for gaps in gapped)
         for step in range(steps):
             progress("substituting words", step, steps)
@@ -96,46 +71,7 @@ class Synonym(Attack):
             for gaps, word in zip(left, found, strict=True):
                 gaps.put(gaps.places[step], word)
         progress("substituting words", steps, steps)
-
-    def _fill_synonyms(self, gapped: Sequence[GappedText], progress: Progress) -> None:
-        """Compare each gap's candidates in the original text, many texts at once to keep the device busy."""
-        for done in range(0, len(gapped), self.batch_size):
-            progress("substituting words", done, len(gapped))
-            batch = gapped[done : done + self.batch_size]
-            scores = self._likelihoods(
-                [gaps.text for gaps in batch], [gaps.branches(self.candidates) for gaps in batch]
-            )
-            for gaps, scored in zip(batch, scores, strict=True):
-                gaps.choose(self.candidates, scored)
-        progress("substituting words", len(gapped), len(gapped))
-
-    def _likelihoods(
-        self, texts: Sequence[str], branches: Sequence[Sequence[tuple[int, str]]]
-    ) -> list[list[float]]:
-        """Log-likelihoods of each text's branches, in float32 with reduced-precision products."""
-        import torch
-
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")  # for the tensor cores of a GPU
-        try:
-            return self._scorer.scores(texts, branches)
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    def candidates(self, word: str) -> list[str]:
-        """The first synonyms of a word."""
-        word = word.lower()
-        if word not in self._looked_up:
-            self._looked_up[word] = self._lexicon.synonyms(word)[:_CANDIDATES]
-        return self._looked_up[word]
-
-    @functools.cached_property
-    def _looked_up(self) -> dict[str, list[str]]:
-        return {}
-
-    def has_synonyms(self, word: str) -> bool:
-        """Whether a word is long enough and has a synonym."""
-        return len(word) >= _MIN_LETTERS and bool(self.candidates(word))
+        return ["".join(gaps.pieces) for gaps in gapped]
 
     @functools.cached_property
     def _lexicon(self) -> WordNet:
@@ -149,42 +85,24 @@ class Synonym(Attack):
     def _masked_lm(self) -> MaskedLM:
         return MaskedLM(self._source, device=self.device)
 
-    @functools.cached_property
-    def _host_identity(self) -> str:  # cached: a run asks for it with every text, and it reads files
-        from dewmark.hosts import host_info
-
-        return host_info(self.host).identity
-
-    @functools.cached_property
-    def _scorer(self) -> BranchScorer:
-        from dewmark.hosts.transformers.model import load_host
-        from dewmark_lab.attacks.rewriting.branches import BranchScorer
-
-        return BranchScorer(load_host(self.host, device=self.device, dtype="float32"))
-
 
 class GappedText:
     """A text split into pieces; those at ``places``, listed in filling order, are words to replace."""
 
     def __init__(self, text: str, seed: int, share: float, eligible: Callable[[str], bool]) -> None:
         found = words(text)
-        cores = [(word.start(), i, *_core(word.group())) for i, word in enumerate(found)]
-        known = [(start + at, i, core) for start, i, at, core in cores if core.isalpha() and eligible(core)]
+        cores = [(word.start(), *_core(word.group())) for word in found]
+        known = [(start + at, core) for start, at, core in cores if core.isalpha() and eligible(core)]
         drawn = random.Random(seed).sample(known, min(round(share * len(found)), len(known)))
-        self.text = text
         self.pieces: list[str] = []
-        self._passages: list[tuple[int, str]] = []  # where each place's word starts, and the words after it
         at = 0
         numbers = {}
-        for start, _, core in sorted(drawn):
+        for start, core in sorted(drawn):
             self.pieces += [text[at:start], core]
             numbers[start] = len(self.pieces) - 1
             at = start + len(core)
         self.pieces.append(text[at:])
-        self.places = [numbers[start] for start, _, _ in drawn]
-        for start, i, core in drawn:
-            end = found[min(i + _WORDS_AFTER, len(found) - 1)].end()
-            self._passages.append((start, text[start + len(core) : end]))
+        self.places = [numbers[start] for start, _ in drawn]
 
     def around(self, place: int) -> tuple[str, str]:
         """The current text before and after a place."""
@@ -193,23 +111,6 @@ class GappedText:
     def put(self, place: int, word: str) -> None:
         """Replace the word at a place, keeping its capitalization."""
         self.pieces[place] = _cased(word, self.pieces[place])
-
-    def branches(self, candidates: Callable[[str], list[str]]) -> list[tuple[int, str]]:
-        """For each place and candidate: where it branches off the text, and how the text continues."""
-        return [
-            (start, _cased(word, self.pieces[place]) + after)
-            for place, (start, after) in zip(self.places, self._passages, strict=True)
-            for word in candidates(self.pieces[place])
-        ]
-
-    def choose(self, candidates: Callable[[str], list[str]], scores: Iterable[float]) -> None:
-        """Put the best candidate at each place; scores are in the order of `branches`."""
-        score = iter(scores)
-        for place in self.places:
-            scored = [(next(score), candidate) for candidate in candidates(self.pieces[place])]
-            best = max(found for found, _ in scored)
-            # the first of those that rounding could put in front: the batch must not decide
-            self.put(place, next(candidate for found, candidate in scored if found > best - _ROUNDING))
 
 
 def _cased(word: str, old: str) -> str:
@@ -322,3 +223,72 @@ def _whole_words(tokenizer: Any) -> dict[int, str]:  # noqa: ANN401 - transforme
     if not found:
         raise ModelError(f"the tokenizer has no whole words to fill gaps with: {_REMEDY}")
     return found
+
+
+_FOLDER = "/usr/share/wordnet"
+_VARIABLE = "WNSEARCHDIR"  # as in WordNet's own programs
+
+# By part of speech: an inflected form's ending and its replacement in the lemma (WordNet's morphology).
+_ENDINGS = {
+    "noun": (("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"),
+             ("men", "man"), ("ies", "y")),
+    "verb": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"),
+             ("ing", "")),
+    "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
+    "adv": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WordNet:
+    """The database in a folder; its files are read on first use."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | None = None) -> WordNet:
+        """The database in a folder (default: ``$WNSEARCHDIR``, else Debian's), checked to be complete."""
+        path = Path(folder or os.environ.get(_VARIABLE) or _FOLDER).expanduser()
+        for part in _ENDINGS:
+            if not (path / f"index.{part}").is_file():
+                raise ModelError(
+                    f"no WordNet at {path} (index.{part} is missing): install it with "
+                    "'apt-get install wordnet-base', or set wordnet=FOLDER"
+                )
+        return cls(path)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A hash of the database."""
+        sums = hashlib.sha256()
+        for part in _ENDINGS:
+            sums.update((self.folder / f"index.{part}").read_bytes())
+        return sums.hexdigest()[:16]
+
+    def has_entry(self, word: str) -> bool:
+        """Whether a word or its lemma has an entry."""
+        word = word.lower()
+        for part, (lemmas, irregular) in self._words.items():
+            if word in lemmas or irregular.get(word) in lemmas:
+                return True
+            endings = () if word in irregular else _ENDINGS[part]
+            if any(word.endswith(end) and word.removesuffix(end) + new in lemmas for end, new in endings):
+                return True
+        return False
+
+    @functools.cached_property
+    def _words(self) -> dict[str, tuple[frozenset[str], dict[str, str]]]:
+        """By part of speech: the lemmas, and irregular form to its first lemma."""
+        return {
+            part: (
+                # the licence at the top is indented
+                frozenset(line.partition(" ")[0] for line in _lines(self.folder / f"index.{part}")),
+                {line.split()[0]: line.split()[1] for line in _lines(self.folder / f"{part}.exc")},
+            )
+            for part in _ENDINGS
+        }
+
+
+def _lines(file: Path) -> list[str]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [line for line in lines if line.strip() and not line.startswith(" ")]

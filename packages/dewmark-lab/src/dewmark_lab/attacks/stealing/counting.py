@@ -1,23 +1,18 @@
-"""Watermark stealing by counting: find tokens that follow a context more often in marked text.
+"""Stealing by counting (Jovanović et al. 2024): tokens that follow a context more often in marked text.
 
 At every position of every observed text, the next token is counted under each subset of the h preceding
-tokens, ignoring their order. With the same counts from unmarked (base) text, each (context, token) pair gets
-a boost in [0, 1]:
+tokens, ignoring their order. With the same counts from base text, each (context, token) pair gets a boost in
+[0, 1]:
 
     ratio = P_marked(token | context) / P_base(token | context),   the context's largest if base lacks it
     boost = 0 if ratio < 1 or the marked count is too small, else min(ratio, clip) / clip.
 
-Ties within a context are broken by the count, and boosts are scaled so that the context's best token has 1.
-During generation, a token's boost is the weighted mean of three: its boost in the full context, in the
-context of the strongest single token, and in the empty context. A token S is the strongest if, for every
-other token R of the context, the boosts after {S, R} are closer (in cosine) to those after {S} than to those
-after {R}; if there is no such token, that term is dropped. (Jovanović et al., 2024, without their look-ahead
-term, which needs a second model.)
+During generation, a token's boost is the weighted mean of three: in the full context, in the context of the
+strongest single token, and in the empty context. A token S is the strongest if, for every other token R of
+the context, the boosts after {S, R} are closer (in cosine) to those after {S} than to those after {R}.
 
-A context is represented by one 64-bit number, the sum of its tokens' random codes: this ignores order, and
-any two of a few million contexts collide with probability about 10⁻⁶. Boosts are stored as sorted arrays.
-
-Boundary: token ids and boosts; `forging` generates with them.
+A context is one 64-bit number, the sum of its tokens' random codes: any two of a few million contexts
+collide with probability about 10⁻⁶.
 """
 
 from __future__ import annotations

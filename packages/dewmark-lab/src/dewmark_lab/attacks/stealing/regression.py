@@ -1,25 +1,19 @@
 """Stealing DEW by regression: estimate its secret matrix from marked text and public embeddings.
 
-Everything in DEW but the key is public. It scores unit t in context c with u ≈ tᵀWc, where W = R_T R_Cᵀ/√n
-has d_T·d_C entries that are approximately standard normal over keys. Marking tilts the choice between
-candidates by about exp(βu) (β ≈ λγ for a bias, close to 1 for keyed sampling), so to first order
+DEW scores unit t in context c with u ≈ tᵀWc, and marking tilts the choice between candidates by about
+exp(βu):
 
     E[t | c] − E_base[t | c] ≈ β Cov(t) W c,      A = E[t cᵀ] − E_base[t cᵀ] ≈ β Σ_T W Σ_C,
 
-where Σ_T is the covariance of units and Σ_C = E[c cᵀ]. Estimated from N marked and N' base units, A has noise
-of variance σ_a τ_b (1/N + 1/N') in the eigenbases of Σ_T (eigenvalues σ) and Σ_C (τ). Under the prior
+where Σ_T is the covariance of units and Σ_C = E[c cᵀ]. Estimated from N marked and N' base units, A has
+noise of variance σ_a τ_b (1/N + 1/N') in the eigenbases of Σ_T (eigenvalues σ) and Σ_C (τ). Under the prior
 W_ab ~ N(0, 1) the posterior mean is a ridge regression in closed form:
 
     Ŵ_ab ∝ A_ab / (σ_a τ_b + (1/N + 1/N')/β²).
 
-With few texts, Ŵ ∝ A, the average outer product; with many, Ŵ ∝ Σ_T⁻¹ A Σ_C⁻¹. How close it comes is known in
-advance (docs/security.md). The attacker reads β off the texts: ‖A‖² exceeds its noise by β² Σ (σ_a τ_b)².
-
-An attacker who runs the victim's own host can do better (`residual_moments`) by regressing
-t − E_host[t | prefix]. At each position, the host's expectation removes the text's topic, and with it most of
-the noise; base text does so only on average.
-
-Boundary: from texts to Ŵ; `forging` writes with it.
+The attacker reads β off the texts: ‖A‖² exceeds its noise by β² Σ (σ_a τ_b)². One who runs the victim's own
+host can regress t − E_host[t | prefix] (`residual_moments`), which removes the text's topic and with it most
+of the noise.
 """
 
 from __future__ import annotations

@@ -1,23 +1,17 @@
 """Watermark stealing: learn a mark from texts that carry it, then forge or scrub it without the key.
 
-The attacker observes texts marked by the victim and can generate unmarked text with the same host. There are
-two ways to learn the mark: ``counts`` (`counting`) knows nothing about the scheme, ``embedding``
-(`regression`) knows that it is DEW and how DEW reads text, everything but the key. If the texts come from the
-members of a ring, ``grouping`` says whether the attacker learns from all of them or is told which belong
-together, which bounds what any search for them could find.
-
-The mark is then used in one of two modes: ``spoof`` generates new texts that the victim's detector should
-accept, ``scrub`` rewrites marked texts so that it should reject them. The victim's own detector judges the
-results against human texts; the control is the same generation at strength 0. Unless a strength is given, the
-best one is searched with a few texts each, judged by that detector: no real attacker can do so, which makes
-the result an upper bound.
-
-`forgery_curve` measures how many observed texts a forger of DEW needs.
+The attacker observes texts marked by the victim and can generate unmarked text with the same host.
+``counts`` (`counting`) knows nothing about the scheme, ``embedding`` (`regression`) everything about DEW but
+the key. A ``spoof`` writes new texts that the victim's detector should accept, a ``scrub`` rewrites marked
+texts so that it should reject them. The victim's own detector judges the results against human texts, beside
+the same generation at strength 0. Unless a strength is given, that detector also chooses the best one, which
+makes the result an upper bound.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dewmark import config
-from dewmark.arrays import F32
+from dewmark.detector import detect_texts
+from dewmark.dew.bound import BoundWords
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -43,11 +38,8 @@ from dewmark_lab.attacks.stealing.forging import (
     fixed_length,
     generate_texts,
 )
-from dewmark_lab.attacks.stealing.judging import ForgeryJudge, median_perplexity
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
-    Moments,
-    Victim,
     as_dew,
     cosine,
     estimate,
@@ -57,9 +49,7 @@ from dewmark_lab.attacks.stealing.regression import (
     residual_moments,
     spend_on_tail,
 )
-
-SIZES = (50, 100, 200, 500, 1000, 2000)
-"""Numbers of observed texts at which `forgery_curve` measures."""
+from dewmark_lab.metrics import threshold_at
 
 STRENGTHS = {"counts": (4.0, 6.5, 10.0), "embedding": (3.0, 6.0, 12.0)}
 """The strengths that are tried, by method."""
@@ -67,6 +57,8 @@ TAIL_SHARES = (None, 0.75)
 """What is tried against a detector that attributes: forgetting about it, or spending most on the tail."""
 
 _PILOT = 16  # texts per strength in the search
+_LEVEL = 0.01  # of the victim's detector
+_JUDGED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -177,26 +169,6 @@ class StealingResult:
         return row
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """How well a forger does that has observed ``texts`` texts, or ``units`` (unit, context) pairs.
-
-    The other fields mean the same as in `StealingResult`.
-    """
-
-    texts: int
-    units: int
-    cosine: float
-    found: float
-    above: float
-    mean_z: float
-    perplexity: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
-
 def steal(
     victim: BoundScheme,
     host: Host,
@@ -208,7 +180,6 @@ def steal(
     prompts: Sequence[str],
     targets: Sequence[str] = (),
     members: Sequence[int] | None = None,
-    judge: ForgeryJudge | None = None,
     resume_dir: Path | None = None,
     progress: Progress = silent,
 ) -> StealingResult:
@@ -227,7 +198,7 @@ def steal(
         )
     if not marked or not base:
         raise InputError(f"stealing needs marked and base texts, got {len(marked)} and {len(base)}")
-    judge = judge or ForgeryJudge.of(victim, humans)
+    judge = ForgeryJudge.of(victim, humans)
     run = _GenerationRun(
         host, settings, list(prompts)[: settings.texts], list(targets)[: settings.texts], resume_dir, progress
     )
@@ -272,58 +243,6 @@ def steal(
     )
 
 
-def forgery_curve(
-    victim: BoundScheme,
-    host: Host,
-    marked: Sequence[str],
-    base: Sequence[str],
-    humans: Sequence[str],
-    *,
-    prompts: Sequence[str],
-    settings: StealSettings | None = None,
-    sizes: Sequence[int] = SIZES,
-    judge: ForgeryJudge | None = None,
-    resume_dir: Path | None = None,
-    progress: Progress = silent,
-) -> list[CurvePoint]:
-    """Forge DEW from the first n marked texts, for each n in ``sizes`` up to ``len(marked)``.
-
-    Each text is read once. ``settings`` give the strength (the middle one of `STRENGTHS` by default), the
-    number and length of forged texts, and the tilt.
-    """
-    chosen = dataclasses.replace(settings or StealSettings(), method="embedding", mode="spoof")
-    dew = as_dew(victim)
-    known = sorted({size for size in sizes if 0 < size <= len(marked)})
-    if not known:
-        raise InputError(f"{len(marked)} marked texts are fewer than the least of {sorted(sizes)}")
-    judge = judge or ForgeryJudge.of(victim, humans)
-    baseline = Baseline.of(pairs_of(dew.reader, base))
-    strength = STRENGTHS["embedding"][1] if chosen.strength is None else chosen.strength
-    run = _GenerationRun(host, chosen, list(prompts)[: chosen.texts], [], resume_dir, silent)
-    points: list[CurvePoint] = []
-    moments: Moments | None = None
-    for i, (first, last) in enumerate(zip([0, *known], known, strict=False)):
-        progress("forging", i, len(known))
-        more = _moments(dew, host, marked[first:last], chosen)
-        moments = more if moments is None else moments + more
-        W = _estimate(moments, baseline, chosen)
-        texts = _texts(run.generate(DewForger(dew, W, strength=strength)))
-        judged = judge.judge(texts)
-        points.append(
-            CurvePoint(
-                texts=last,
-                units=moments.count,
-                cosine=cosine(dew, W, humans),
-                found=judged.found,
-                above=judged.above,
-                mean_z=judged.mean_z,
-                perplexity=median_perplexity(host, run.prompts, texts),
-            )
-        )
-    progress("forging", len(known), len(known))
-    return points
-
-
 @dataclass(frozen=True)
 class _Learned:
     """A learned mark: how to write with it at a strength and a share for the tail.
@@ -352,7 +271,9 @@ def _learn(
         dew = as_dew(victim)
         baseline = Baseline.of(pairs_of(dew.reader, base))
         chosen = seen if settings.grouping == "pooled" else _largest_group(seen, members)
-        W = _estimate(_moments(dew, host, chosen, settings), baseline, settings)
+        by_host = settings.expectation == "host"
+        moments = residual_moments(host, dew.reader, chosen) if by_host else moments_of(dew.reader, chosen)
+        W = estimate(moments, baseline, tilt=settings.tilt, residual=by_host)
         variances = baseline.own_variances
         head = dew.head() if isinstance(dew, BoundDEW) and dew.attributes else head_mask(variances)
 
@@ -394,16 +315,6 @@ def _search(
     judged = [judge.judge(_texts(pilot.generate(learned.forger(*each)))) for each in tried]
     best = max(range(len(tried)), key=lambda i: (judged[i].attributable or 0.0, sign * judged[i].mean_z))
     return tried[best]
-
-
-def _moments(dew: Victim, host: Host, texts: Sequence[str], settings: StealSettings) -> Moments:
-    if settings.expectation == "host":
-        return residual_moments(host, dew.reader, texts)
-    return moments_of(dew.reader, texts)
-
-
-def _estimate(moments: Moments, baseline: Baseline, settings: StealSettings) -> F32:
-    return estimate(moments, baseline, tilt=settings.tilt, residual=settings.expectation == "host")
 
 
 @dataclass
@@ -465,3 +376,77 @@ class _GenerationRun:
 
 def _texts(rows: Sequence[GeneratedText]) -> list[str]:
     return [row.text for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Each text's p-value and z-score, the share with p < 0.01, and the share above the threshold.
+
+    ``attributable`` is the share that the detector attributes to the key's holder; None if it does not test.
+    """
+
+    p_values: tuple[float, ...]
+    z: tuple[float, ...]
+    found: float
+    above: float
+    attributable: float | None
+
+    @property
+    def mean_z(self) -> float:
+        """The mean z-score."""
+        return float(np.mean(self.z))
+
+
+@dataclass(frozen=True)
+class ForgeryJudge:
+    """The victim's detector and its ``threshold``, the z-score that 1% of human texts exceed.
+
+    ``humans`` is the number of human texts and ``human_found`` the share of them with p < 0.01, that is, the
+    detector's actual false-positive rate.
+    """
+
+    victim: BoundScheme
+    threshold: float
+    humans: int
+    human_found: float
+
+    @classmethod
+    def of(cls, victim: BoundScheme, humans: Sequence[str]) -> ForgeryJudge:
+        """A judge whose threshold comes from human texts, scored without prompts."""
+        if not humans:
+            raise InputError("no human texts: the victim's threshold needs some")
+        p_values, z, _ = _scores(victim, humans)
+        return cls(
+            victim, threshold_at(z, fpr=_LEVEL), len(humans), float(np.mean(np.array(p_values) < _LEVEL))
+        )
+
+    def judge(self, texts: Sequence[str]) -> Judgement:
+        """Score texts without their prompts, as a detector would see them."""
+        p_values, z, attributable = _scores(self.victim, texts)
+        return Judgement(
+            p_values=tuple(p_values),
+            z=tuple(z),
+            found=float(np.mean(np.array(p_values) < _LEVEL)),
+            above=float(np.mean(np.array(z) > self.threshold)),
+            attributable=attributable,
+        )
+
+
+def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) -> float:
+    """The median perplexity of completions under the host."""
+    pairs = host.log_likelihood(prompts, texts)
+    return float(np.median([math.exp(-total / count) for total, count in pairs if count]))
+
+
+def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float], float | None]:
+    """p-values and z-scores (blank texts get 1 and 0), and the share of texts that are attributed."""
+    found = [
+        detection
+        for start in range(0, len(texts), _JUDGED_AT_ONCE)
+        for detection in detect_texts(victim, texts[start : start + _JUDGED_AT_ONCE])
+    ]
+    share = None
+    if isinstance(victim, BoundWords) and victim.attributes:
+        tests = [detection.forgery for detection in found]  # only marked texts are tested
+        share = sum(test is not None and test.attributable for test in tests) / max(len(tests), 1)
+    return [detection.p_value for detection in found], [detection.z for detection in found], share

@@ -1,12 +1,10 @@
 """Bergamot's small translation models ("tiny11"): the network, and Marian's model files.
 
-Texts: `split_text` splits them; the sentences of all texts are sorted by length and translated in batches.
-
-Network: a Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a
-layer input x and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every
+A Transformer encoder, and a decoder that replaces self-attention by a recurrent unit (SSRU): for a layer
+input x and f = σ(x W_f + b_f), the state is c = f ∘ c' + (1 − f) ∘ (x W) and the output relu(c). Every
 sublayer is followed by x ← LayerNorm(x + output). Source, target and output share their embeddings. Decoding
-is greedy, and rounding, which varies with the batch shape and the device, must not change the translation: a
-sentence for which the two best pieces ever come closer than `NEAR` is decoded again in float64.
+is greedy and in float64: rounding, which varies with the batch shape and the device, then does not change a
+translation.
 
 Model files: Marian's binary format, version 1, little-endian::
 
@@ -23,28 +21,22 @@ multiplier m, for values q / m. Matrices of type intgemm8 are stored transposed,
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from dewmark.arrays import F32
 from dewmark.errors import ModelError
-from dewmark_lab.attacks.translation.split_text import OnProgress, batches_of, translate_texts
+from dewmark_lab.attacks.translation.split_text import OnProgress, SentenceTranslator, batches_of
 
-LONGEST = 128
-"""The most pieces per sentence; longer sentences are split."""
-NEAR = 2e-3
-"""A logit difference far above float32 rounding, which was observed to change one by 7e-5."""
 END, UNKNOWN = 0, 1  # Marian's ids for the end of a sentence and the unknown piece
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 EMBEDDINGS = "Wemb"
@@ -53,7 +45,6 @@ SETTINGS = "special:model.yml"
 _BATCH_PIECES = {"cpu": 2048, "cuda": 32768}  # pieces per batch, padding included, that keep the device busy
 _LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
 _EPSILON = 1e-6
-_EXACT = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # flash on a CPU; on CUDA it does not take float32
 _VERSION = 1
 
 # The settings of the architecture implemented here.
@@ -71,9 +62,14 @@ _EXPECTED = {
     "tied-embeddings-all": True,
 }
 
+Heads = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values, both (rows, heads, width, dim / heads)."""
 
-class TextTranslator:
+
+class BergamotTranslator(SentenceTranslator):
     """One direction, from a folder with Marian's binary model and a ``tokenizer.json``."""
+
+    longest = 128
 
     def __init__(self, folder: Path, *, device: torch.device) -> None:
         models = sorted(folder.glob("model.*.bin"))
@@ -83,236 +79,129 @@ class TextTranslator:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises nothing more specific
             raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
-        self._file: MarianFile = read_marian(models[0])
-        self._device = device
-        self._network = Network(self._file, device=device, dtype=torch.float32)
+        self._room = _BATCH_PIECES.get(device.type, _BATCH_PIECES["cpu"])
+        self._network = Network(read_marian(models[0]), device=device)
 
-    def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
-        """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
-        return translate_texts(
-            texts, too_long=self._too_long, translate=lambda given: self._translate(given, on_progress)
-        )
+    def pieces(self, sentence: str) -> list[int]:
+        """The ids of a sentence, without the end."""
+        ids: list[int] = self._tokenizer.encode(sentence).ids
+        return ids
 
-    def _too_long(self, sentence: str) -> bool:
-        # a piece has at least one character, so most sentences need no tokenizing
-        return len(sentence) > LONGEST and len(self._tokenizer.encode(sentence).ids) > LONGEST
-
-    def _translate(self, given: Sequence[str], on_progress: OnProgress) -> list[str]:
-        sources = [[*encoded.ids, END] for encoded in self._tokenizer.encode_batch(list(given))]
-        order = sorted(range(len(given)), key=lambda i: len(sources[i]))
+    def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
+        """One translation per sentence."""
+        sources = [[*encoded.ids, END] for encoded in self._tokenizer.encode_batch(list(sentences))]
         found: dict[int, list[int]] = {}
-        unsure: list[int] = []
-        for batch in self._batches(order, sources):
-            for i, decoded in zip(batch, self._network.translate([sources[i] for i in batch]), strict=True):
-                found[i] = decoded.ids
-                if not decoded.sure:
-                    unsure.append(i)
-            on_progress(len(found) - len(unsure), len(given))
-        for batch in self._batches(unsure, sources):
-            for i, decoded in zip(batch, self._exact.translate([sources[i] for i in batch]), strict=True):
-                found[i] = decoded.ids
-        on_progress(len(given), len(given))
-        written: list[str] = self._tokenizer.decode_batch([found[i] for i in range(len(given))])
+        for batch in batches_of([len(source) for source in sources], room=self._room):
+            found.update(zip(batch, self._network.translate([sources[i] for i in batch]), strict=True))
+            on_progress(len(found), len(sentences))
+        written: list[str] = self._tokenizer.decode_batch([found[i] for i in range(len(sentences))])
         return written
-
-    def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Consecutive sentences, as many per batch as the device handles well."""
-        room = _BATCH_PIECES.get(self._device.type, _BATCH_PIECES["cpu"])
-        return batches_of(order, list(map(len, sources)), room=room)
-
-    @functools.cached_property
-    def _exact(self) -> Network:
-        return Network(self._file, device=self._device, dtype=torch.float64)
-
-
-class Decoded(NamedTuple):
-    """A translation's ids without the end, and whether every choice of a piece was clear."""
-
-    ids: list[int]
-    sure: bool
 
 
 class Network:
-    """The network of one direction, with one dtype on one device."""
+    """The network of one direction on a device. Weights are (inputs, outputs), by Marian's names."""
 
-    def __init__(self, file: MarianFile, *, device: torch.device, dtype: torch.dtype) -> None:
-        _check(file)
-        self._device, self._dtype = device, dtype
-        self._arrays = file.arrays
+    def __init__(self, file: MarianFile, *, device: torch.device) -> None:
+        for name, value in _EXPECTED.items():
+            if (given := file.settings.get(name)) != value:
+                raise ModelError(
+                    f"this translator has {name}: {given!r}, dewmark supports only {value!r}: "
+                    "use a tiny11 model"
+                )
+        self._device = device
+        self._weights = {
+            name: torch.tensor(array, dtype=torch.float64, device=device)
+            for name, array in file.arrays.items()
+        }
         self._heads = int(file.settings["transformer-heads"])
-        self._embeddings = self._tensor(EMBEDDINGS)  # (vocab, dim)
+        self._embeddings = self._weight(EMBEDDINGS)  # (vocab, dim)
         self._dim = self._embeddings.shape[1]
-        self._output = self._embeddings.T.contiguous()  # this layout is faster on a CPU for few rows
-        self._bias = self._tensor("decoder_ff_logit_out_b").reshape(-1)
+        self._bias = self._weight("decoder_ff_logit_out_b").reshape(-1)
         self._bias[UNKNOWN] = -torch.inf  # never generated, as in Marian
-        self._encoder = [self._encoder_layer(f"encoder_l{n + 1}") for n in range(file.settings["enc-depth"])]
-        self._decoder = [self._decoder_layer(f"decoder_l{n + 1}") for n in range(file.settings["dec-depth"])]
+        self._encoder = [f"encoder_l{n + 1}" for n in range(file.settings["enc-depth"])]
+        self._decoder = [f"decoder_l{n + 1}" for n in range(file.settings["dec-depth"])]
 
     @torch.inference_mode()
-    def translate(self, sources: Sequence[Sequence[int]]) -> list[Decoded]:
-        """Decode greedily; each source holds a sentence's ids and ends in `END`."""
+    def translate(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Decode greedily; each source holds a sentence's ids and ends in `END`. The results do not."""
         width = max(len(source) for source in sources)
         padded = [[*source, *[END] * (width - len(source))] for source in sources]
         lengths = torch.tensor([len(source) for source in sources], device=self._device)
         limits = (lengths * _LENGTH_FACTOR).ceil().long()
         steps = int(limits.max())
-        positions = _positions(max(width, steps), self._dim).to(self._device, self._dtype)
+        positions = _positions(max(width, steps), self._dim).to(self._device)
         ids = torch.tensor(padded, device=self._device)
-        hidden = torch.arange(width, device=self._device) >= lengths[:, None]  # (rows, width): padding
-        memory = self._encode(ids, hidden, positions)
+        seen = torch.arange(width, device=self._device) < lengths[:, None]  # (rows, width): not padding
+        memory = self._encode(ids, seen, positions)
 
         number = len(sources)
         rows = torch.arange(number, device=self._device)  # rows that are not finished
         written = ids.new_zeros(number, steps)  # zeros: END
-        gaps = positions.new_full((number,), torch.inf)
         states = positions.new_zeros(len(self._decoder), number, self._dim)
         last = positions.new_zeros(number, self._dim)  # the first piece has no predecessor
         for step in range(steps):
-            logits, states = self._step(last + positions[step], states, memory, hidden)
-            best, pieces = logits.max(dim=1)
-            second = logits.scatter_(1, pieces[:, None], -torch.inf).amax(dim=1)
-            gaps[rows] = torch.minimum(gaps[rows], best - second)
+            logits, states = self._step(last + positions[step], states, memory, seen)
+            pieces = logits.argmax(dim=1)
             written[rows, step] = pieces
-            going = (pieces != END) & (step + 1 < limits[rows])
-            kept = going.nonzero()[:, 0]
+            kept = ((pieces != END) & (step + 1 < limits[rows])).nonzero()[:, 0]
             if len(kept) == 0:
                 break
-            if len(kept) < len(rows):
-                rows, pieces, hidden = rows[kept], pieces[kept], hidden[kept]
-                states = states[:, kept]
-                memory = [(keys[kept], values[kept]) for keys, values in memory]
+            rows, pieces, seen, states = rows[kept], pieces[kept], seen[kept], states[:, kept]
+            memory = [(keys[kept], values[kept]) for keys, values in memory]
             last = self._embeddings[pieces] * math.sqrt(self._dim)
-        sure = (gaps >= NEAR).tolist()
-        return [Decoded(_until_end(row), ok) for row, ok in zip(written.tolist(), sure, strict=True)]
+        return [row[: row.index(END)] if END in row else row for row in written.tolist()]
 
-    def _encode(
-        self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The sources' keys and values (rows, heads, width, dim / heads) for every decoder layer."""
+    def _encode(self, ids: torch.Tensor, seen: torch.Tensor, positions: torch.Tensor) -> list[Heads]:
+        """The sources' keys and values for every decoder layer."""
         x = self._embeddings[ids] * math.sqrt(self._dim) + positions[: ids.shape[1]]
         for layer in self._encoder:
-            queries, keys, values = (self._split(part) for part in layer.qkv(x).chunk(3, dim=-1))
-            x = layer.norm(x + layer.out(_attend(queries, keys, values, hidden)))
-            x = layer.feed(x)
-        return [
-            (self._split(keys), self._split(values))
-            for keys, values in (layer.kv(x).chunk(2, dim=-1) for layer in self._decoder)
-        ]
+            x = self._attend(x, self._memory(x, f"{layer}_self"), seen, f"{layer}_self")
+            x = self._feed(x, layer)
+        return [self._memory(x, f"{layer}_context") for layer in self._decoder]
 
     def _step(
-        self,
-        x: torch.Tensor,
-        states: torch.Tensor,
-        memory: list[tuple[torch.Tensor, torch.Tensor]],
-        hidden: torch.Tensor,
+        self, x: torch.Tensor, states: torch.Tensor, memory: list[Heads], seen: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step: inputs (rows, dim) to logits (rows, vocab) and new states (layers, rows, dim)."""
         after = []
-        for layer, state, (keys, values) in zip(self._decoder, states, memory, strict=True):
-            new, forget = layer.cell(x).chunk(2, dim=-1)
-            forget = torch.sigmoid(forget)
-            after.append(forget * state + (1 - forget) * new)
-            x = layer.cell_norm(x + torch.relu(after[-1]))
-            query = self._split(layer.query(x)[:, None])
-            x = layer.norm(x + layer.out(_attend(query, keys, values, hidden)[:, 0]))
-            x = layer.feed(x)
-        return torch.addmm(self._bias, x, self._output), torch.stack(after)
+        for layer, state, known in zip(self._decoder, states, memory, strict=True):
+            forget = torch.sigmoid(self._linear(x, f"{layer}_rnn_Wf", f"{layer}_rnn_bf"))
+            after.append(forget * state + (1 - forget) * (x @ self._weight(f"{layer}_rnn_W")))
+            x = self._norm(x + torch.relu(after[-1]), f"{layer}_rnn_ffn")
+            x = self._attend(x[:, None], known, seen, f"{layer}_context")[:, 0]
+            x = self._feed(x, layer)
+        return x @ self._embeddings.T + self._bias, torch.stack(after)
+
+    def _attend(self, x: torch.Tensor, known: Heads, seen: torch.Tensor, name: str) -> torch.Tensor:
+        """x (rows, n, dim) after its attention to keys and values, those of padding left out."""
+        queries = self._split(self._linear(x, f"{name}_Wq", f"{name}_bq"))
+        mixed = scaled_dot_product_attention(queries, *known, attn_mask=seen[:, None, None])
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return self._norm(x + self._linear(mixed, f"{name}_Wo", f"{name}_bo"), f"{name}_Wo")
+
+    def _memory(self, x: torch.Tensor, name: str) -> Heads:
+        keys, values = (self._split(self._linear(x, f"{name}_W{part}", f"{name}_b{part}")) for part in "kv")
+        return keys, values
+
+    def _feed(self, x: torch.Tensor, layer: str) -> torch.Tensor:
+        inner = torch.relu(self._linear(x, f"{layer}_ffn_W1", f"{layer}_ffn_b1"))
+        return self._norm(x + self._linear(inner, f"{layer}_ffn_W2", f"{layer}_ffn_b2"), f"{layer}_ffn_ffn")
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """(rows, width, dim) -> (rows, heads, width, dim / heads)."""
         return x.view(*x.shape[:2], self._heads, -1).transpose(1, 2)
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        array = self._arrays.get(name)
-        if array is None:
+    def _linear(self, x: torch.Tensor, weight: str, bias: str) -> torch.Tensor:
+        return x @ self._weight(weight) + self._weight(bias).reshape(-1)
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        scale, bias = (self._weight(f"{name}_ln_{part}").reshape(-1) for part in ("scale", "bias"))
+        return layer_norm(x, scale.shape, scale, bias, _EPSILON)
+
+    def _weight(self, name: str) -> torch.Tensor:
+        if name not in self._weights:
             raise ModelError(f"the translator has no array {name}: delete its folder to download it again")
-        return torch.tensor(array, dtype=self._dtype, device=self._device)
-
-    def _linear(self, *names: tuple[str, str | None]) -> _Linear:
-        """Affine maps, given by (weight, bias) names, side by side; weights are (inputs, outputs)."""
-        weights = [self._tensor(weight) for weight, _ in names]
-        biases = [
-            self._tensor(bias).reshape(-1) if bias else weight.new_zeros(weight.shape[1])
-            for weight, (_, bias) in zip(weights, names, strict=True)
-        ]
-        return _Linear(torch.cat(weights, dim=1), torch.cat(biases))
-
-    def _norm(self, prefix: str) -> _Norm:
-        return _Norm(*(self._tensor(f"{prefix}_ln_{part}").reshape(-1) for part in ("scale", "bias")))
-
-    def _feed(self, prefix: str) -> _Feed:
-        first, second = (self._linear((f"{prefix}_ffn_W{n}", f"{prefix}_ffn_b{n}")) for n in (1, 2))
-        return _Feed(first, second, self._norm(f"{prefix}_ffn_ffn"))
-
-    def _encoder_layer(self, prefix: str) -> _EncoderLayer:
-        own = f"{prefix}_self"
-        return _EncoderLayer(
-            qkv=self._linear(*((f"{own}_W{part}", f"{own}_b{part}") for part in "qkv")),
-            out=self._linear((f"{own}_Wo", f"{own}_bo")),
-            norm=self._norm(f"{own}_Wo"),
-            feed=self._feed(prefix),
-        )
-
-    def _decoder_layer(self, prefix: str) -> _DecoderLayer:
-        cell, context = f"{prefix}_rnn", f"{prefix}_context"
-        return _DecoderLayer(
-            cell=self._linear((f"{cell}_W", None), (f"{cell}_Wf", f"{cell}_bf")),
-            cell_norm=self._norm(f"{cell}_ffn"),
-            query=self._linear((f"{context}_Wq", f"{context}_bq")),
-            kv=self._linear(*((f"{context}_W{part}", f"{context}_b{part}") for part in "kv")),
-            out=self._linear((f"{context}_Wo", f"{context}_bo")),
-            norm=self._norm(f"{context}_Wo"),
-            feed=self._feed(prefix),
-        )
-
-
-class _Linear(NamedTuple):
-    weight: torch.Tensor  # (inputs, outputs)
-    bias: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight.T, self.bias)
-
-
-class _Norm(NamedTuple):
-    scale: torch.Tensor
-    bias: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self.scale.shape, self.scale, self.bias, _EPSILON)
-
-
-class _Feed(NamedTuple):
-    first: _Linear
-    second: _Linear
-    norm: _Norm
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x + self.second(torch.relu(self.first(x))))
-
-
-class _EncoderLayer(NamedTuple):
-    qkv: _Linear
-    out: _Linear
-    norm: _Norm
-    feed: _Feed
-
-
-class _DecoderLayer(NamedTuple):
-    cell: _Linear
-    cell_norm: _Norm
-    query: _Linear
-    kv: _Linear
-    out: _Linear
-    norm: _Norm
-    feed: _Feed
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Attention of queries (rows, heads, n, d) to unmasked positions -> (rows, n, heads · d)."""
-    with sdpa_kernel(_EXACT):
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=~hidden[:, None, None])
-    return mixed.transpose(1, 2).flatten(2)
+        return self._weights[name]
 
 
 def _positions(number: int, dim: int) -> torch.Tensor:
@@ -321,19 +210,6 @@ def _positions(number: int, dim: int) -> torch.Tensor:
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000) / max(1, half - 1)))
     angles = torch.arange(number, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-def _until_end(row: list[int]) -> list[int]:
-    return row[: row.index(END)] if END in row else row
-
-
-def _check(file: MarianFile) -> None:
-    for name, value in _EXPECTED.items():
-        found = file.settings.get(name)
-        if found != value:
-            raise ModelError(
-                f"this translator has {name}: {found!r}, dewmark supports only {value!r}: use a tiny11 model"
-            )
 
 
 @dataclass(frozen=True)
@@ -347,11 +223,9 @@ class MarianFile:
 def read_marian(path: Path) -> MarianFile:
     """Read a model file."""
     try:
-        data = path.read_bytes()
+        return _parse(path.read_bytes())
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return _parse(data)
     except (struct.error, ValueError) as error:
         raise ModelError(
             f"{path.name} is not a Marian model of version {_VERSION} ({error}): delete it to download again"

@@ -1,14 +1,13 @@
 """OPUS-MT between English and French: Marian models of 75M parameters, in transformers.
 
 Decoding is greedy and in float32. Sentences of similar lengths form a padded batch; a translation does not
-depend on the other sentences of its batch (up to rounding). Boundary: one direction's folder in, translated
-texts out; `split_text` splits the texts.
+depend on the other sentences of its batch (up to rounding).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +17,36 @@ from torch.nn.utils.rnn import pad_sequence
 from dewmark.errors import ModelError
 from dewmark.extras import require
 from dewmark.models.hub import quiet_libraries
-from dewmark_lab.attacks.translation.split_text import OnProgress, translate_texts
+from dewmark_lab.attacks.translation.split_text import OnProgress, SentenceTranslator, batches_of
 
-LONGEST = 200  # pieces of a sentence; the models were trained on shorter ones
 _BATCH = {"cpu": 16, "cuda": 1024}  # sentences
 _PIECES = 65_536  # of a batch, padding included
 _LENGTH_FACTOR = 2.5  # a translation has at most this many times the pieces of its source
 _FIRST = 8  # pieces that any translation may have besides
 
 
-class OpusTranslator:
+class OpusTranslator(SentenceTranslator):
     """One direction, from a folder with a Marian model of transformers."""
 
-    def __init__(self, folder: Path, *, device: torch.device) -> None:
-        require("sentencepiece", extra="translation", package="dewmark-lab")
-        from transformers import MarianMTModel, MarianTokenizer
+    longest = 200  # the models were trained on shorter sentences
 
-        try:
-            with quiet_libraries(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sacremoses, whose normalisation changes next to nothing
-                self._tokenizer: Any = MarianTokenizer.from_pretrained(str(folder))
-                model: Any = MarianMTModel.from_pretrained(str(folder), dtype=torch.float32)
-        except Exception as error:  # the readers raise many classes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise ModelError(f"cannot load {folder} ({reason}): delete it to download it again") from error
+    def __init__(self, folder: Path, *, device: torch.device) -> None:
+        self._tokenizer, model = load(folder)
         self._model = model.eval().to(device)
         self._device = device
 
-    def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
-        """Translate texts; ``on_progress`` gets the number of finished sentences and of all sentences."""
-        return translate_texts(
-            texts,
-            too_long=lambda sentence: len(sentence) > LONGEST and len(self._ids(sentence)) > LONGEST,
-            translate=lambda sentences: self._translate(sentences, on_progress),
-        )
-
-    def _ids(self, sentence: str) -> list[int]:
+    def pieces(self, sentence: str) -> list[int]:
+        """The ids of a sentence and its end."""
         ids: list[int] = self._tokenizer(sentence)["input_ids"]
         return ids
 
-    def _translate(self, sentences: list[str], on_progress: OnProgress) -> list[str]:
-        sources = [self._ids(sentence) for sentence in sentences]
+    def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
+        """One translation per sentence."""
+        sources = [self.pieces(sentence) for sentence in sentences]
         most = _BATCH.get(self._device.type, _BATCH["cpu"])
         found: dict[int, str] = {}
-        for batch in batches([len(ids) for ids in sources], most=most):
-            written = self._decode([sources[i] for i in batch])
-            found.update(zip(batch, written, strict=True))
+        for batch in batches_of([len(ids) for ids in sources], room=_PIECES, most=most):
+            found.update(zip(batch, self._decode([sources[i] for i in batch]), strict=True))
             on_progress(len(found), len(sentences))
         return [found[i] for i in range(len(sentences))]
 
@@ -87,13 +70,16 @@ class OpusTranslator:
         return texts
 
 
-def batches(lengths: Sequence[int], *, most: int) -> Iterator[list[int]]:
-    """The places of sentences that are translated together, short ones first; ``most`` at once."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) == most or (len(batch) + 1) * lengths[place] > _PIECES):
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
+def load(folder: Path) -> tuple[Any, Any]:
+    """The tokenizer and the model in a folder."""
+    require("sentencepiece", extra="translation", package="dewmark-lab")
+    from transformers import MarianMTModel, MarianTokenizer
+
+    try:
+        with quiet_libraries(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sacremoses, whose normalisation changes next to nothing
+            tokenizer = MarianTokenizer.from_pretrained(str(folder))
+            return tokenizer, MarianMTModel.from_pretrained(str(folder), dtype=torch.float32)
+    except Exception as error:  # the readers raise many classes
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(f"cannot load {folder} ({reason}): delete it to download it again") from error

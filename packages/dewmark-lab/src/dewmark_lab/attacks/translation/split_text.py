@@ -2,12 +2,13 @@
 
 A text is split at line breaks and sentence ends, and a sentence that is too long near its middle, at a comma
 if possible. Every distinct sentence is translated once and put back into the original white space. A sentence
-that a translator turns into nothing stays unchanged. Boundary: strings; translators see only sentences.
+that a translator turns into nothing stays unchanged.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from dewmark_lab.sentences import sentences
@@ -20,47 +21,58 @@ _PAUSE = re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])")
 _SPACE = re.compile(r"\s+")
 
 
-def translate_texts(
-    texts: Sequence[str],
-    *,
-    too_long: Callable[[str], bool],
-    translate: Callable[[list[str]], list[str]],
-) -> list[str]:
-    """Translate texts by a function that translates distinct sentences, none of which is ``too_long``."""
-    texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # removes lone surrogates
-    spans = [list(_spans(text, too_long)) for text in texts]
-    distinct = list(dict.fromkeys(text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own))
-    written = translate(distinct)
-    made = {old: new.strip() or old for old, new in zip(distinct, written, strict=True)}
-    return [_replace(text, own, made) for text, own in zip(texts, spans, strict=True)]
+class SentenceTranslator(ABC):
+    """A translator of one direction, which sees distinct sentences of at most ``longest`` pieces."""
+
+    longest: int
+
+    @abstractmethod
+    def pieces(self, sentence: str) -> list[int]:
+        """The ids of a sentence; each has at least one character."""
+
+    @abstractmethod
+    def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
+        """One translation per sentence; ``on_progress`` gets the finished sentences and all sentences."""
+
+    def translate(self, texts: Sequence[str], *, on_progress: OnProgress) -> list[str]:
+        """Translate texts."""
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # no lone surrogates
+        spans = [list(self._spans(text)) for text in texts]
+        found = (text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own)
+        distinct = list(dict.fromkeys(found))
+        written = self.translate_sentences(distinct, on_progress)
+        made = {old: new.strip() or old for old, new in zip(distinct, written, strict=True)}
+        return [_replace(text, own, made) for text, own in zip(texts, spans, strict=True)]
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        """The spans of a text's sentences; long sentences are split."""
+        for line in _LINE.finditer(text):
+            for sentence in sentences(line.group()):
+                yield from self._split(text, line.start() + sentence.start, line.start() + sentence.end)
+
+    def _split(self, text: str, start: int, end: int) -> Iterator[Span]:
+        sentence = text[start:end]
+        if len(sentence) <= self.longest or len(self.pieces(sentence)) <= self.longest:
+            yield start, end
+            return
+        left, right = _halves(sentence)
+        yield from self._split(text, start, start + left)
+        yield from self._split(text, start + right, end)
 
 
-def batches_of(order: Sequence[int], sizes: Sequence[int], *, room: int) -> Iterator[list[int]]:
-    """Consecutive items whose number times the last, largest size stays within ``room``."""
+def batches_of(sizes: Sequence[int], *, room: int, most: int | None = None) -> Iterator[list[int]]:
+    """The places of items, small ones first, in batches of at most ``most``.
+
+    Their number times the last, largest size stays within ``room``.
+    """
     batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) + 1) * sizes[i] > room:
+    for place in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if batch and (len(batch) == most or (len(batch) + 1) * sizes[place] > room):
             yield batch
             batch = []
-        batch.append(i)
+        batch.append(place)
     if batch:
         yield batch
-
-
-def _spans(text: str, too_long: Callable[[str], bool]) -> Iterator[Span]:
-    """The spans of a text's sentences; long sentences are split."""
-    for line in _LINE.finditer(text):
-        for sentence in sentences(line.group()):
-            yield from _split(text, line.start() + sentence.start, line.start() + sentence.end, too_long)
-
-
-def _split(text: str, start: int, end: int, too_long: Callable[[str], bool]) -> Iterator[Span]:
-    if not too_long(text[start:end]):
-        yield start, end
-        return
-    left, right = _halves(text[start:end])
-    yield from _split(text, start, start + left, too_long)
-    yield from _split(text, start + right, end, too_long)
 
 
 def _replace(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:

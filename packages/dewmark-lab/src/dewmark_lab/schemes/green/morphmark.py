@@ -11,7 +11,6 @@ temperature, top-k and top-p. Detection counts green tokens as KGW does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,7 +23,6 @@ from dewmark.scheme import Needs
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
 _MAX_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
@@ -76,7 +74,7 @@ class MorphMark(TokenScheme):
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
     ) -> BoundMorphMark:
         """Bind MorphMark to a secret and a vocabulary."""
-        return BoundMorphMark(self, host, fingerprint, secret=secret, gamma=self.gamma, width=self.prefix)
+        return BoundMorphMark(self, host, fingerprint, secret=secret, width=self.prefix)
 
 
 class BoundMorphMark(GreenBound):
@@ -86,22 +84,15 @@ class BoundMorphMark(GreenBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return MorphSession(prompts, self.vocabulary_hash, self.limit, moved_share=self.scheme.moved_share)
+        return MorphSession(prompts, self)
 
 
 class MorphSession(GreenSession):
     """Multiplies green probabilities by 1 + r P_R / P_G and red ones by 1 − r."""
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        vocabulary_hash: VocabularyHash,
-        limit: np.uint32,
-        *,
-        moved_share: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
-        super().__init__(prompts, vocabulary_hash, limit)
-        self._moved_share = moved_share
+    def __init__(self, prompts: PromptBatch, bound: BoundMorphMark) -> None:
+        super().__init__(prompts, bound)
+        self._moved_share = bound.scheme.moved_share
         self._unmarkable = torch.from_numpy(np.flatnonzero(~prompts.host.markable))
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -1,18 +1,12 @@
 """MPAC (Yoo et al. 2024): a message of several bits, written by position allocation.
 
-The message is a row of D digits of radix r. After each context the key picks one position of the message, and
-divides the vocabulary into r colours; the tokens of the colour that the digit at that position names gain δ.
-Each token thus carries one digit, and every digit is written many times.
+The message is a row of D digits of radix r. After each context the key picks one position of the message,
+and divides the vocabulary into r colours; the tokens of the colour that the digit at that position names
+gain δ. In reading, each distinct (context, token) pair votes for its colour at its position. Two tests:
 
-**Reading.** Each distinct (context, token) pair votes for its colour at its position; a digit is the colour
-with the most votes (`BoundMPAC.read`). Two tests:
-
-- ``any``, the default, asks whether the text carries a message, whichever. Fix the text and let the key be
-  random: colours are uniform and independent, and the votes of the winners, Σ_p max_c n_pc, have a
-  distribution that is computed exactly, as the convolution of the distributions of the largest count of n
-  balls in r boxes.
-- ``message`` asks whether it carries the configured message: the number of pairs that agree with it is
-  Binomial(N, 1/r).
+- ``any``: does the text carry a message, whichever? Over keys colours are uniform and independent, and the
+  votes of the winners are the convolution of the distributions of the largest count of n balls in r boxes.
+- ``message``: does it carry the configured one? The number of pairs that agree with it is Binomial(N, 1/r).
 """
 
 from __future__ import annotations
@@ -38,7 +32,6 @@ from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LONGEST = 4096  # pairs with an exact distribution
 
@@ -183,9 +176,8 @@ class BoundMPAC(TokenBound):
 
 class _DigitSession(TokenSession):
     def __init__(self, prompts: PromptBatch, bound: BoundMPAC) -> None:
-        super().__init__(prompts)
+        super().__init__(prompts, bound)
         self._bound = bound
-        self._hash: VocabularyHash = bound.vocabulary_hash
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) with δ added to the colour of each row's digit."""

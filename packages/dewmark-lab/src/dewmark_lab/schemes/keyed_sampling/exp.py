@@ -8,40 +8,29 @@ follows the Gamma distribution of shape N, for any text.
 Given key and context nothing is left to chance: a context that recurs would force the same token again, and a
 text that loops once would loop forever. By default (``repeats="skip"``) later occurrences of a context are
 sampled by the host as usual; the text as a whole then follows the host's distribution.
-
-The keyed race: argmax u^(1/p) is the token with the largest p/E, where E = −ln u. On a CPU the logarithms and
-exponentials of a whole vocabulary would cost more than the hash. Nearly always far fewer tokens decide: the
-likely ones (p ≥ p_max·e⁻⁸) and the lucky ones (u ≥ 1 − 2⁻⁸). Any other token has p/E below p_max·e⁻⁸·2⁸. So
-the best of these few wins if it is above that bound; otherwise all tokens are compared.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from dewmark.arrays import F32, F64, I64, U32
+from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
+from dewmark.engine_marks.engine_scheme import support
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes import pair_hash
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
+from dewmark_lab.schemes.pair_hash import torch_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, TokenWindows
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, to_uniforms
-
-_LIKELY = 8.0
-_LUCKY = np.uint32((1 << 32) - (1 << 24))
-_BOUND = math.exp(-_LIKELY) * 2**8  # a little above e⁻⁸ / −ln(1 − 2⁻⁸)
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class BoundEXP(DistortionFreeBound):
 
     def start_session(self, prompts: PromptBatch) -> RaceSession:
         """Start marking a batch of prompts."""
-        return RaceSession(prompts, self.vocabulary_hash, repeats=self.repeats)
+        return RaceSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """−ln(1 − u) − 1 for each pair (N,)."""
@@ -87,10 +76,10 @@ class BoundEXP(DistortionFreeBound):
 class RaceSession(ChoosingSession):
     """Draws tokens by the keyed race, or after a repeated context with the row's own noise."""
 
-    def __init__(self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, repeats: Repeats) -> None:
+    def __init__(self, prompts: PromptBatch, bound: DistortionFreeBound) -> None:
         self._windows = TokenWindows(prompts)
-        self._hash = vocabulary_hash
-        self._repeated = RepeatedContexts(len(prompts)) if repeats == "skip" else None
+        self._hash = bound.vocabulary_hash
+        self._repeated = bound.repeated(len(prompts))
         self._seeds = fresh_seeds(len(prompts), prompts.seeds)
         self._noise: RandomStreams | None = None
         self._step = 0
@@ -122,27 +111,8 @@ class RaceSession(ChoosingSession):
 
 
 def keyed_race(scores: torch.Tensor, words: torch.Tensor) -> Choice:
-    """The winners (batch,) for logits and int32 words, both (batch, m), and whether each row had a winner."""
-    if scores.device.type != "cpu":
-        return race(scores, to_uniforms(words).log_().neg_())
-    rows = [_race_row(*row) for row in zip(scores.numpy(), words.numpy().view(np.uint32), strict=True)]
-    winners, sound = zip(*rows, strict=True)
-    return torch.tensor(winners), torch.tensor(sound)
+    """The winners (batch,) for logits and int32 words, both (batch, m), and whether each row had a winner.
 
-
-def _race_row(scores: F32, words: U32) -> tuple[int, bool]:
-    top = float(scores.max())
-    if not math.isfinite(top):
-        return 0, False
-    taken = np.flatnonzero((scores >= top - _LIKELY) | (words >= _LUCKY))
-    values = _values(scores[taken], words[taken], top)
-    at = int(values.argmax())
-    if values[at] > _BOUND:
-        return int(taken[at]), True
-    return int(_values(scores, words, top).argmax()), True
-
-
-def _values(scores: F32, words: U32, top: float) -> F64:
-    """p/E up to a factor common to the row."""
-    values: F64 = np.exp(scores.astype(np.float64) - top) / -np.log(pair_hash.to_uniforms(words))
-    return values
+    argmax u^(1/p) is the token with the largest p/E, where E = −ln u.
+    """
+    return race(scores, torch_uniforms(words).log_().neg_())

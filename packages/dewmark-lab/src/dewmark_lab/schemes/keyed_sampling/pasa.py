@@ -1,21 +1,17 @@
 """PASA (Ai and He 2026): the key picks the next token's semantic cluster, the host picks the token within it.
 
-Tokens fall into K clusters f(x) by their embeddings. After a history of h clusters, the host's final
-distribution gives each cluster a mass Q_c. An auxiliary variable ζ is drawn with keyed noise,
+After a history of h clusters, the host's final distribution gives each cluster a mass Q_c. An auxiliary
+variable ζ is drawn with keyed noise,
 
     P(ζ = c) = min(Q_c, α),   P(ζ = overflow) = Σ_c (Q_c − α)⁺,   ζ = argmax P(ζ) / −ln PRF(key, history, ζ),
 
 and the token from the host's distribution within cluster ζ (after an overflow, from (Q_c − α)⁺ / Q_c · p).
-Over keys the token follows the host exactly; a history that recurs is left to the host.
+Detection runs a language model over the text, draws ζ again from its masses Q̃ and checks whether f(x_t) =
+ζ_t. At the first occurrences of histories the matches B_t are independent over keys, and B_t = 1 with
+probability q_t = min(Q̃_f(x), α) exactly, whatever the model is.
 
-Detection runs a language model once over the text (the host, or a surrogate with its tokenizer), draws ζ
-again from its masses Q̃ and checks whether f(x_t) = ζ_t. Fix the text and let the key be random: at the first
-occurrences of histories the matches B_t are independent, and B_t = 1 with probability q_t = min(Q̃_f(x), α)
-exactly, whatever the model is. A wrong model or prompt costs power, never validity.
-
-- ``weighted``: Σ w_t B_t with w_t = logit r_t − logit q_t, the likelihood ratio if a share 1 − ``slack`` of
-  the positions still follows the mark: r_t = (1 − slack) min(1, α / Q̃) + slack q_t. Weights are rounded to
-  integer levels (any weights are valid), and the distribution of the sum is computed by convolution.
+- ``weighted``: Σ w_t B_t with w_t = logit r_t − logit q_t, r_t = (1 − slack) min(1, α / Q̃) + slack q_t.
+  Weights are rounded to integer levels, and the distribution of the sum is computed by convolution.
 - ``count``: the paper's score Σ B_t, with its exact distribution.
 - ``race``: no model. The sum of −ln(1 − u) over distinct (history, cluster) pairs follows the Gamma
   distribution.
@@ -50,7 +46,6 @@ from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Reweighting
 from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128
@@ -153,10 +148,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        scheme = self.scheme
-        return ClusterSession(
-            prompts, self.vocabulary_hash, clusters=self.clusters, count=scheme.clusters, alpha=scheme.alpha
-        )
+        return ClusterSession(prompts, self)
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
         """The clusters of the h ids before each token, (N, h)."""
@@ -248,19 +240,10 @@ class ClusterSession(ReweightingSession):
     A row whose history of clusters occurred before in the text is left to the host.
     """
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        vocabulary_hash: VocabularyHash,
-        *,
-        clusters: I64,
-        count: int,
-        alpha: float,
-    ) -> None:
-        super().__init__(prompts, vocabulary_hash, repeats="skip")
-        self._clusters = torch.from_numpy(clusters)
-        self._count = count
-        self._alpha = alpha
+    def __init__(self, prompts: PromptBatch, bound: BoundPASA) -> None:
+        super().__init__(prompts, bound)
+        self._clusters = torch.from_numpy(bound.clusters)
+        self._count, self._alpha = bound.scheme.clusters, bound.scheme.alpha
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Windows of ids (batch, h) and logits (batch, vocab) to marked logits, same shape."""

@@ -1,18 +1,13 @@
 """SimKey (Kodama et al. 2025): EXP's keyed race, seeded by a SimHash of the preceding text.
 
-The last tokens before each chunk of text are decoded and embedded once. b keyed hyperplanes turn the vector
-into a code of b bits, k independent times. Each token is chosen by EXP's race under one of the k codes,
-picked anew:
+The last tokens before each chunk of text are decoded and embedded once. Keyed hyperplanes turn the vector
+into k codes of b bits, and each token is chosen by EXP's race under one of them, picked anew.
 
-    c_j = SimHash_j(e),    u_i = PRF(key, j, c_j, i),    next token = argmax_i u_i^(1/p_i).
-
-A rewrite that keeps the meaning keeps most codes, and with them the numbers that chose its tokens.
-
-The detector does not know which code a token used, so it takes the largest u over the k of them (the least
-cost −ln u). Over keys, the numbers of different (j, c_j, token) are independent and uniform, also given the
-hyperplanes. Only numbers that no earlier token of the text has shown count; of m such numbers the largest, to
-the power m, is uniform again. So N tokens with something new give N independent uniforms v, for every text: Σ
-−ln(1 − v) and Σ −ln v (the authors' cost) follow the Gamma distribution of shape N exactly.
+The detector does not know which, so it takes the largest u over the k codes. Over keys, the numbers of
+different (j, c_j, token) are independent and uniform, also given the hyperplanes. Only numbers that no
+earlier token of the text has shown count; of m such numbers the largest, to the power m, is uniform again.
+So N tokens with something new give N independent uniforms v, for every text: Σ −ln(1 − v) and Σ −ln v (the
+authors' cost) follow Gamma(N) exactly.
 """
 
 from __future__ import annotations
@@ -41,9 +36,8 @@ from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
-_MAX_BITS = 32  # 3^32 codes still fit in 64 bits
+_MAX_BITS = 32
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
@@ -65,8 +59,6 @@ class SimKey(TokenScheme):
     """Number of tokens before a chunk that are embedded."""
     stride: int = 4
     """Tokens per chunk, which share one embedding."""
-    dead_zone: float = 0.0
-    """Absolute cosine with a hyperplane's normal below which a digit has a third value (authors: 0.02)."""
     repeats: Repeats = "keep"
     """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
     encoder: str = "use-m3"
@@ -79,7 +71,6 @@ class SimKey(TokenScheme):
             (1 <= self.bits <= _MAX_BITS, "bits", f"lie in 1 … {_MAX_BITS}", self.bits),
             (self.window >= 1, "window", "be at least 1", self.window),
             (self.stride >= 1, "stride", "be at least 1", self.stride),
-            (0.0 <= self.dead_zone < 1.0, "dead_zone", "lie in [0, 1)", self.dead_zone),
         )
 
     def bind_secret(
@@ -91,35 +82,19 @@ class SimKey(TokenScheme):
 
 
 class SimHash:
-    """k codes of b digits for the text in a window of tokens: signs, or with a dead zone three values."""
+    """k codes of b bits for the text in a window of tokens."""
 
-    def __init__(
-        self,
-        contexts: WindowContexts,
-        *,
-        secret: bytes,
-        dim: int,
-        hashes: int,
-        bits: int,
-        dead_zone: float = 0.0,
-    ) -> None:
+    def __init__(self, contexts: WindowContexts, *, secret: bytes, dim: int, hashes: int, bits: int) -> None:
         self.contexts = contexts
-        self._shape = (hashes, bits)
+        self.hashes, self._bits = hashes, bits
         seed = hashlib.blake2b(key=secret, person=b"planes", digest_size=32).digest()
-        # (dim, k·b): the digits of one code are adjacent
+        # (dim, k·b): the bits of one code are adjacent
         self._planes = KeyStream(seed).normals(hashes * bits, dim).T
-        self._dead_zone = dead_zone
-        self._places = (3 if dead_zone else 2) ** np.arange(bits, dtype=np.int64)
 
     def codes(self, windows: I64) -> I64:
         """Windows of ids (N, h) to their codes (N, k)."""
-        vectors = self.contexts.vectors(windows)
-        projected = vectors @ self._planes
-        digits = (projected > 0.0).astype(np.int64)
-        if self._dead_zone:
-            lengths = np.linalg.norm(vectors, axis=1, keepdims=True) * np.linalg.norm(self._planes, axis=0)
-            digits[np.abs(projected) < self._dead_zone * lengths] = 2
-        codes: I64 = digits.reshape(len(windows), *self._shape) @ self._places
+        digits = (self.contexts.vectors(windows) @ self._planes > 0.0).astype(np.int64)
+        codes: I64 = digits.reshape(len(windows), self.hashes, self._bits) @ (1 << np.arange(self._bits))
         return codes
 
 
@@ -141,20 +116,11 @@ class BoundSimKey(DistortionFreeBound):
             dim=encoder.dim,
             hashes=scheme.hashes,
             bits=scheme.bits,
-            dead_zone=scheme.dead_zone,
         )
 
     def start_session(self, prompts: PromptBatch) -> SimKeySession:
         """Start marking a batch of prompts; its seeds decide which code each token uses."""
-        scheme = self.scheme
-        return SimKeySession(
-            prompts,
-            self.vocabulary_hash,
-            repeats=self.repeats,
-            simhash=self.simhash,
-            hashes=scheme.hashes,
-            stride=scheme.stride,
-        )
+        return SimKeySession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """−ln(1 − u) − 1 for contexts (N, 2), a code's index and value, and tokens (N,)."""
@@ -230,23 +196,13 @@ class BoundSimKey(DistortionFreeBound):
 class SimKeySession(RaceSession):
     """Keeps the codes of the current chunk, and the order in which its tokens use them."""
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        vocabulary_hash: VocabularyHash,
-        *,
-        repeats: Repeats,
-        simhash: SimHash,
-        hashes: int,
-        stride: int,
-    ) -> None:
-        super().__init__(prompts, vocabulary_hash, repeats=repeats)
-        self._simhash = simhash
-        self._hashes = hashes
-        self._stride = stride
+    def __init__(self, prompts: PromptBatch, bound: BoundSimKey) -> None:
+        super().__init__(prompts, bound)
+        self._simhash = bound.simhash
+        self._stride = bound.scheme.stride
         self._choices = RandomStreams(self._seeds, device=torch.device("cpu"), purpose=_PURPOSE)
         self._written = 0
-        self._codes = self._order = torch.zeros((len(prompts), hashes), dtype=torch.int64)
+        self._codes = self._order = torch.zeros(0, dtype=torch.int64)
 
     def contexts(self, windows: torch.Tensor) -> torch.Tensor:
         """The index and value (batch, 2) of the code that keys each row's race."""
@@ -255,8 +211,8 @@ class SimKeySession(RaceSession):
         if place == 0:
             self._codes = torch.from_numpy(self._simhash.codes(windows.cpu().numpy()))
             # a random order: codes are picked evenly, none twice before all are used
-            self._order = self._choices.uniforms(chunk, self._hashes).argsort(dim=1)
-        picked = self._order[:, place % self._hashes, None]
+            self._order = self._choices.uniforms(chunk, self._simhash.hashes).argsort(dim=1)
+        picked = self._order[:, place % self._simhash.hashes, None]
         return torch.cat((picked, self._codes.gather(1, picked)), dim=1).to(windows.device)
 
 

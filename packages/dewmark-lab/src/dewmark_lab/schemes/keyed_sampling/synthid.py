@@ -40,7 +40,6 @@ from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
 _MAX_LAYERS = 32  # the bits of a keyed word
 
@@ -85,15 +84,20 @@ class BoundSynthID(DistortionFreeBound):
     scheme: SynthID
 
     def __init__(self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats="skip")
+        super().__init__(
+            scheme,
+            host,
+            fingerprint,
+            secret=secret,
+            width=scheme.prefix,
+            repeats="skip",
+            memory=scheme.history,
+        )
         self.variance = 0.25 / scheme.depth
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        scheme = self.scheme
-        return TournamentSession(
-            prompts, self.vocabulary_hash, depth=scheme.depth, leaves=scheme.leaves, memory=scheme.history
-        )
+        return TournamentSession(prompts, self)
 
     def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:
         """g of pairs, contexts (N, h) and tokens (N,): (N, depth)."""
@@ -134,11 +138,9 @@ class BoundSynthID(DistortionFreeBound):
 class TournamentSession(ReweightingSession):
     """Plays the tournament in every row whose context is new."""
 
-    def __init__(
-        self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, depth: int, leaves: int, memory: int
-    ) -> None:
-        super().__init__(prompts, vocabulary_hash, repeats="skip", memory=memory)
-        self._depth, self._leaves = depth, leaves
+    def __init__(self, prompts: PromptBatch, bound: BoundSynthID) -> None:
+        super().__init__(prompts, bound)
+        self._depth, self._leaves = bound.scheme.depth, bound.scheme.leaves
 
     def reweight(
         self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None

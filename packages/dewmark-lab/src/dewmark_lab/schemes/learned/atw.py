@@ -1,32 +1,22 @@
-"""ATW: raises the logits of half of the vocabulary, chosen by the meaning of the text so far.
+"""ATW (Liu and Bu 2024): scales the logits of a half of the vocabulary that the text's meaning picks.
 
-Liu and Bu 2024 (Adaptive Text Watermark). At a position whose entropy under a measurement model is at least
-α, the meaning of the text so far goes through a trained network T to K signs; each token has a keyed place
-among them, and is green if its sign is positive. The logits of green tokens are scaled up. The first M tokens
-have too little context: there every position is marked, with a fixed secret half.
+At a position whose entropy under the host is at least α, the meaning of the text so far goes through a
+trained network T to K signs; each token has a keyed place among them, and is green if its sign, times a
+keyed sign of its own, is positive. The first M tokens have too little context: there every position is
+marked, with a fixed secret half. docs/schemes/atw.md has the equations and what differs from the authors'
+code.
 
-The gain is the authors' own: the logits of green tokens are multiplied by 1 + δ. It presumes a host whose
-likely tokens have positive logits, as usual hosts do: a negative logit is lowered. Their decoding is part of
-the scheme too: a repetition penalty before the mark, top-k and top-p after it.
-
-The key differs from the authors' code: their secret is the map of tokens to places; here each token also has
-a keyed sign of its own. Over keys, every token is then green with probability 1/2 after every context,
-different tokens are independent, and the number of green ones has a distribution that is computed exactly
-(`keyed_signs`), for every text, however repetitive.
-
-The meaning of a prefix is *composed*, the normalized mean of its tokens' vectors (the encoder applied once to
-each token, whitened with statistics in the artifact), so that no encoder runs while a text is written or
-read; or it is *encoded*, as the authors have it: the encoder runs on the text of the prefix, at every step
-with ``refresh=1``. Which of the two it is belongs to the artifact. The network
+The meaning of a prefix is *composed*, the normalized mean of its tokens' whitened vectors, so that no
+encoder runs while a text is written or read; or it is *encoded*: the encoder runs on the text of the prefix.
+Which of the two it is belongs to the artifact. The network
 
     h ← relu(x W + b),    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c
 
-has d_C inputs, 512 hidden units and K = 384 outputs, of which only the signs are used. It runs in numpy, so
-that marking and detection get the same signs on every device. `dewmark_lab.training.atw` trains it.
+runs in numpy, so that marking and detection get the same signs on every device.
 
-The test ``weighted`` gives the positions weights that depend on the text alone. A text that repeats a word
-ten times after nearly equal contexts has one observation there, not ten: with weights n / Var(Y_x) for a
-token with n positions, z is largest if all positions lean by the same amount.
+The test ``weighted`` gives the positions weights that depend on the text alone: a text that repeats a word
+ten times after nearly equal contexts has one observation there. With weights n / Var(Y_x) for a token with n
+positions, z is largest if all positions lean by the same amount.
 """
 
 from __future__ import annotations
@@ -34,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,16 +36,15 @@ from dewmark.arrays import F16, F32, F64, I8, I64
 from dewmark.config import check_rules
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.decoding import Decoding
-from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import token_vectors
-from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.sampling import Session, check_logits, filter_logits, left_padding
+from dewmark.errors import ArtifactError, VocabularyError
+from dewmark.sampling import Session, check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import HostInfo, IncrementalModel, Tokenized, Tokenizer, Workspace
-from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
     HostReadingScheme,
@@ -63,11 +52,19 @@ from dewmark_lab.schemes.host_reading import (
     entropy,
     open_model,
 )
-from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.schemes.learned.keyed_signs import (
+    LAYER_ARRAYS,
+    Layers,
+    apply_layers,
+    context_rows,
+    exact_tail,
+    keyed_places,
+    keyed_signs,
+    read_layers,
+)
 from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
 
 HIDDEN, OUTPUTS = 512, 384
-LAYERS = ("input", "first", "second", "output")
 LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
 
 _ROWS_AT_ONCE = 4096
@@ -103,8 +100,6 @@ class ATW(HostReadingScheme):
     """The likeliest tokens that are kept after marking; 0 keeps all."""
     top_p: float = 0.9
     """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
-    measure: str | None = None
-    """Measurement model, which must share the host's tokenizer; by default the host itself."""
 
     def validate(self) -> None:
         """Check that all values are in range."""
@@ -144,12 +139,7 @@ class ATW(HostReadingScheme):
         secret, artifact = stored_secret(state), str(state.meta["artifact"])
         encoded = None
         if "prefix_mean" in state.arrays:
-            encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
-            if encoder.identity != state.meta["encoder_identity"]:
-                raise VocabularyError(
-                    f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                    f"but {encoder.identity} is installed; export the detector again"
-                )
+            encoder = stored_encoder(state, workspace)
             encoded = EncodedPrefixes(encoder, state.arrays["prefix_mean"], host.tokenizer)
         semantics = SemanticMap.of(state.arrays["context_rows"], state.arrays, artifact, host, encoded)
         return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
@@ -173,33 +163,16 @@ class BoundATW(WeightedBound):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret)
-        self.readings = HostReadings(open_model(workspace, scheme.measure, scheme=scheme.name))
+        self.readings = HostReadings(open_model(workspace, None, scheme=scheme.name))
         self.artifact_identity = semantics.artifact
-        self.halves = SemanticHalves(
-            semantics,
-            places=keyed_places(self.pair_hash, host.vocab_size, semantics.outputs),
-            flips=keyed_signs(self.pair_hash, "signs", host.vocab_size),
-            opening=keyed_signs(self.pair_hash, "opening", host.vocab_size),
-        )
-        if scheme.measure is not None and workspace.find_host is not None:
-            other = workspace.find_host(scheme.measure)
-            if other.tokenizer.identity != host.tokenizer.identity:
-                raise VocabularyError(
-                    f"the measurement model {other.name} has another tokenizer than {host.name}: "
-                    "choose one of the same family, or none"
-                )
+        self.semantics = semantics
+        self.places = keyed_places(self.pair_hash, host.vocab_size, semantics.outputs)
+        self.flips = keyed_signs(self.pair_hash, "signs", host.vocab_size)
+        self.opening = keyed_signs(self.pair_hash, "opening", host.vocab_size)
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        follow = None
-        if self.scheme.measure is not None:
-            model = self.readings.model()
-            if not isinstance(model, IncrementalModel):
-                raise ConfigError(
-                    f"{self.scheme.measure} cannot be run token by token here: leave measure out"
-                )
-            follow = model.follow
-        return AdaptiveSession(prompts, self.scheme, self.halves, follow)
+        return AdaptiveSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to 1 where the entropy is at least α, else 0: (n,)."""
@@ -207,10 +180,15 @@ class BoundATW(WeightedBound):
 
     def pair_scores(self, contexts: I8 | I64, tokens: I64) -> F64:
         """Contexts as signs (N, K), zeros for the opening, and tokens (N,) to scores ±1, (N,)."""
-        halves = self.halves
-        signs: I8 | I64 = contexts[np.arange(len(tokens)), halves.places[tokens]]
-        later = signs * halves.flips[tokens]
-        return np.where(signs == 0, halves.opening[tokens], later).astype(np.float64)
+        signs: I8 | I64 = contexts[np.arange(len(tokens)), self.places[tokens]]
+        return np.where(signs == 0, self.opening[tokens], signs * self.flips[tokens]).astype(np.float64)
+
+    def green(self, prefixes: Sequence[Sequence[int]], length: int) -> NDArray[np.bool_]:
+        """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
+        if length < 0:
+            return self.opening[None] > 0
+        vectors = self.semantics.rows([row[:length] for row in prefixes])
+        return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
     def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
         """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
@@ -218,7 +196,7 @@ class BoundATW(WeightedBound):
         return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
 
     def _evidence(self, text: Tokenized, gate: F64 | None) -> Evidence:
-        semantics = self.halves.semantics
+        semantics = self.semantics
         tokens = np.array(text.ids, dtype=np.int64)
         scored = self.scorable(tokens)
         lengths = np.array([self.scheme.context_length(i) for i in range(len(tokens))], dtype=np.int64)
@@ -264,62 +242,25 @@ class BoundATW(WeightedBound):
 
     def state(self) -> State:
         """The secret, the tokens' vectors and the network. As secret as the key."""
-        semantics = self.halves.semantics
+        semantics = self.semantics
         arrays = {**super().state().arrays, **semantics.arrays(), "context_rows": semantics.table}
         meta = {"artifact": self.artifact_identity}
         if semantics.encoded is not None:
             encoder = semantics.encoded.encoder
-            meta |= {"encoder": encoder.name, "encoder_identity": encoder.identity}
+            meta |= named_encoder(encoder)
             arrays["prefix_mean"] = semantics.encoded.mean
         return State(meta=meta, arrays=arrays)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SemanticHalves:
-    """The half of the vocabulary that is green after each prefix.
-
-    ``places``, ``flips`` and ``opening`` (vocab,) are the tokens' keyed places among the network's outputs,
-    their signs, and their signs in the opening.
-    """
-
-    semantics: SemanticMap
-    places: I64
-    flips: I8
-    opening: I8
-
-    def green(self, prefixes: Sequence[Sequence[int]], length: int) -> NDArray[np.bool_]:
-        """Which tokens are green after the first ``length`` ids of each row; in the opening (1, vocab)."""
-        if length < 0:
-            return self.opening[None] > 0
-        vectors = self.semantics.rows([row[:length] for row in prefixes])
-        return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
-
-
 class AdaptiveSession(Session):
-    """Keeps each row's green tokens until its context changes.
+    """Keeps each row's green tokens until its context changes."""
 
-    ``follow`` starts the measurement model, which gives logits after ids. Without it the host is the
-    measurement model, and the session reads the entropy from the logits it is given.
-    """
-
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        scheme: ATW,
-        halves: SemanticHalves,
-        follow: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]] | None,
-    ) -> None:
-        self._scheme = scheme
-        self._halves = halves
+    def __init__(self, prompts: PromptBatch, bound: BoundATW) -> None:
+        self._bound, self._scheme = bound, bound.scheme
         self._vocab_size = prompts.host.vocab_size
         self._markable = torch.from_numpy(prompts.host.markable)
         self._start = prompts.ids.shape[1]
         self._green: tuple[int, torch.Tensor] | None = None
-        self._measure = None
-        if follow is not None:
-            padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=prompts.host.tokenizer.pad_id)
-            at = torch.arange(self._start, device=prompts.ids.device)
-            self._measure = follow((at >= padding).long())
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab), those of green tokens multiplied by 1 + δ at uncertain positions."""
@@ -329,8 +270,7 @@ class AdaptiveSession(Session):
         if written <= scheme.opening:
             gain = torch.full((len(scores), 1), scheme.opening_delta, device=scores.device)
         else:
-            measured = scores if self._measure is None else self._measure(input_ids).to(scores.device)
-            gain = scheme.delta * (entropy(measured) >= scheme.alpha).float().unsqueeze(1)
+            gain = scheme.delta * (entropy(scores) >= scheme.alpha).float().unsqueeze(1)
         logits = penalized(scores.float(), input_ids[:, self._start :], scheme.repetition_penalty)
         logits = torch.where(torch.isfinite(logits), logits * (1.0 + gain * green), logits)
         return filter_logits(logits, scheme.filters).to(scores.dtype)
@@ -340,7 +280,7 @@ class AdaptiveSession(Session):
         length = self._scheme.context_length(written)
         if self._green is None or self._green[0] != length:
             rows = input_ids[:, self._start : self._start + length].tolist() if length >= 0 else []
-            listed = torch.from_numpy(self._halves.green(rows, length)).logical_and_(self._markable)
+            listed = torch.from_numpy(self._bound.green(rows, length)).logical_and_(self._markable)
             self._green = (length, listed.view(torch.uint8).float().to(device))
         return self._green[1]
 
@@ -393,7 +333,7 @@ class SemanticMap:
     """
 
     table: F16
-    layers: tuple[tuple[F32, F32], ...]
+    layers: Layers
     artifact: str
     encoded: EncodedPrefixes | None = None
 
@@ -407,13 +347,7 @@ class SemanticMap:
         encoded: EncodedPrefixes | None = None,
     ) -> SemanticMap:
         """From the named arrays of an artifact or a stored detector."""
-        try:
-            layers = tuple(
-                (np.asarray(arrays[f"{name}.W"], np.float32), np.asarray(arrays[f"{name}.b"], np.float32))
-                for name in LAYERS
-            )
-        except KeyError as missing:
-            raise ArtifactError(f"the semantic network lacks {missing}: train or export it again") from None
+        layers = read_layers(arrays, np.float32)
         if encoded is None and len(table) != host.vocab_size:
             raise VocabularyError(
                 f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
@@ -427,10 +361,8 @@ class SemanticMap:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The network's arrays by name, as `of` takes them."""
-        named = zip(LAYERS, self.layers, strict=True)
-        return {
-            f"{name}.{part}": array for name, pair in named for part, array in zip("Wb", pair, strict=True)
-        }
+        flat = (array for layer in self.layers for array in layer)
+        return dict(zip(LAYER_ARRAYS, flat, strict=True))
 
     def prefixes(self, ids: Sequence[int], lengths: Sequence[int]) -> F32:
         """Unit vectors (n, d_C) of the first ids of a text, for each of n ascending lengths."""
@@ -448,11 +380,10 @@ class SemanticMap:
         """Unit vectors of prefixes (N, d_C) to the signs of T, (N, K), each −1 or 1."""
         found = np.empty((len(prefixes), self.outputs), dtype=np.int8)
         for i in range(0, len(prefixes), _ROWS_AT_ONCE):
-            (W, b), *residual, (V, c) = self.layers
-            h = np.maximum(prefixes[i : i + _ROWS_AT_ONCE] * math.sqrt(prefixes.shape[1]) @ W + b, 0.0)
-            for W, b in residual:
-                h = h + np.maximum(h @ W + b, 0.0)
-            found[i : i + _ROWS_AT_ONCE] = np.where(h @ V + c > 0.0, 1, -1)
+            scaled = prefixes[i : i + _ROWS_AT_ONCE] * math.sqrt(prefixes.shape[1])
+            found[i : i + _ROWS_AT_ONCE] = np.where(
+                apply_layers(self.layers, scaled, rectified=True) > 0.0, 1, -1
+            )
         return found
 
 
@@ -475,8 +406,7 @@ def open_map(artifact: Artifact, host: HostInfo, workspace: Workspace) -> Semant
     name = (artifact.identity, host.tokenizer.identity, host.vocab_size, str(workspace.cache))
     found = _open_maps.get(name)
     if found is None:
-        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
-        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoder = artifact.open_encoder(workspace)
         encoded = None
         try:
             mean = np.asarray(artifact.arrays["mean"], np.float32)

@@ -9,16 +9,49 @@ token after two contexts has covariance ⟨t, t'⟩/K. The sum over a text is Σ
 
 The distribution of Y_x is the histogram of the K entries of h_x, made symmetric, convolved with ±n_x: nothing
 is approximated. Convolving all tokens' distributions gives the distribution of the sum.
+
+The networks have the layers input, first and second (residual) and output, with weights (inputs, outputs).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from dewmark.arrays import F32, F64, I8, I64
+from dewmark.errors import ArtifactError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved
 from dewmark_lab.schemes.pair_hash import PairHash
+
+LAYERS = ("input", "first", "second", "output")
+LAYER_ARRAYS = tuple(f"{name}.{part}" for name in LAYERS for part in "Wb")
+Layers = tuple[tuple[NDArray[Any], NDArray[Any]], ...]
+
+
+def read_layers(arrays: Mapping[str, NDArray[Any]], dtype: DTypeLike) -> Layers:
+    """The weights and biases of a network by their names in an artifact or a stored detector."""
+    try:
+        return tuple(
+            (np.asarray(arrays[f"{name}.W"], dtype), np.asarray(arrays[f"{name}.b"], dtype))
+            for name in LAYERS
+        )
+    except KeyError as missing:
+        raise ArtifactError(f"the network lacks {missing}: train or export it again") from None
+
+
+def apply_layers(layers: Layers, x: NDArray[Any], *, rectified: bool) -> NDArray[Any]:
+    """T of rows (N, inputs), (N, K); the input layer may be rectified as the residual ones are."""
+    (W, b), *residual, (V, c) = layers
+    h = x @ W + b
+    if rectified:
+        h = np.maximum(h, 0.0)
+    for W, b in residual:
+        h = h + np.maximum(h @ W + b, 0.0)
+    return np.asarray(h @ V + c)
 
 
 def keyed_places(pair_hash: PairHash, size: int, outputs: int) -> I64:

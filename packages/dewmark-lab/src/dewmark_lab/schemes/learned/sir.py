@@ -1,38 +1,24 @@
 """SIR and X-SIR: a trained network turns the meaning of the text so far into a bias for every token.
 
-SIR (Liu et al. 2024, A Semantic Invariant Robust Watermark). The text so far, up to its last whole chunk of
-ten words, is embedded. A small trained network turns the embedding into signs, similar for texts of similar
-meaning and independent for others, and each token's logit goes up or down by δ, by the sign at the place that
-the key gave the token. A paraphrase keeps the meaning of the preceding text, so it keeps the signs, and the
-words that it keeps still carry the mark.
+SIR: Liu et al. 2024, A Semantic Invariant Robust Watermark. X-SIR: He et al. 2024, Can Watermarks Survive
+Translation?, where words that translate each other share one label. docs/schemes/sir.md has the equations.
 
-X-SIR (He et al. 2024, Can Watermarks Survive Translation?) survives translation: its encoder is multilingual,
-and words that translate each other share one place and sign. The vocabulary is divided into clusters of
-translations, from a bilingual lexicon or by nearest neighbours, and the key treats a cluster as one label.
-
-**The context** of a token. A word is a run of characters without spaces; in scripts that write none, a single
-character. The text before a token ends in a word that may still grow, so that word does not count yet: with n
-words begun before it, a token has ⌊(n − 1)/c⌋ whole chunks of c words behind it, and its context is the last
-few of them. Spaces are ignored, so it does not matter which token they belong to. Marking counts the words of
-a growing text (`GrowingWords`), detection those of a finished one (`chunks_before`), with the same result.
+**The context** of a token. A word is a run of characters without spaces; in scripts that write none, a
+single character. The text before a token ends in a word that may still grow, so that word does not count
+yet: with n words begun before it, a token has ⌊(n − 1)/c⌋ whole chunks of c words behind it, and its context
+is the last few of them. Marking counts the words of a growing text (`GrowingWords`), detection those of a
+finished one (`chunks_before`), with the same result.
 
 **The network.** With e the centred unit embedding of the context,
 
-    h = e W + b,    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c
+    h = e W + b,    h ← h + relu(h W₁ + b₁),    h ← h + relu(h W₂ + b₂),    T = h V + c,
 
-has d_C inputs, 500 hidden units and K = 300 outputs; the signs are those of T − mean(T). (The original takes
-tanh(1000 (T − mean)), which is the sign of all but one output in thousands: training keeps them off zero.) It
-runs in float64 on the CPU, so that marking and detection get the same signs. `dewmark_lab.training.sir`
-trains it.
+and the signs are those of T − mean(T). It runs in float64 on the CPU, so that marking and detection get the
+same signs.
 
-**Detection.** The key gives every label x (a token, or a cluster of tokens) a place π(x) among the K outputs
-and a sign σ(x), uniform and independent. After a context with signs t a token with label x scores s = σ(x)
-t[π(x)] ∈ {−1, 1}, and marking adds δ s to its logit. The text fixes all t; over keys scores have mean 0,
-labels are independent, and the same label after two contexts has covariance ⟨t, t'⟩/K (`keyed_signs`).
-
-A label that recurs in a context of the same meaning adds nothing new. So a pair (context, label) counts once,
-with the weight 1 / Σ_j max(0, ρ_ij) over all pairs of its label, where ρ_ii = 1: ten times "the" in one topic
-weigh about as much as one. The weights depend on the text alone.
+**The test.** Scores s = σ(x) t[π(x)] have the distribution of `keyed_signs`. A label that recurs in a
+context of the same meaning adds nothing new, so a pair (context, label) counts once, with the weight 1 / Σ_j
+max(0, ρ_ij) over all pairs of its label, where ρ_ii = 1. The weights depend on the text alone.
 """
 
 from __future__ import annotations
@@ -52,7 +38,6 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I8, I64
 from dewmark.config import check_rules
-from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.sampling import Session, check_logits, left_padding
@@ -61,12 +46,19 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.spelling import Spelling
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-from dewmark_lab.artifacts import Artifact, load_artifact
-from dewmark_lab.schemes.learned.keyed_signs import context_rows, exact_tail, keyed_places, keyed_signs
+from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
+from dewmark_lab.schemes.learned.keyed_signs import (
+    LAYER_ARRAYS,
+    apply_layers,
+    context_rows,
+    exact_tail,
+    keyed_places,
+    keyed_signs,
+    read_layers,
+)
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
 
 HIDDEN, OUTPUTS = 500, 300
-LAYERS = ("input", "first", "second", "output")
 
 _GRID = 8  # weights are rounded to eighths for the exact distribution
 _EXACT_LIMIT = 1000.0  # of the sum of weights; beyond, the normal approximation is as good
@@ -113,8 +105,7 @@ class _SemanticScheme(TokenScheme):
         """Bind the scheme to a secret, a vocabulary and its artifact."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         labels = self.labels(artifact, host)
-        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
-        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoder = artifact.open_encoder(workspace)
         return BoundSIR(
             self,
             host,
@@ -127,12 +118,7 @@ class _SemanticScheme(TokenScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
         """Rebuild the bound scheme from a stored detector; the encoder is loaded by its name."""
-        name, artifact = str(state.meta["encoder"]), str(state.meta["artifact"])
-        encoder = load_encoder(name, progress=workspace.progress)
-        if encoder.identity != state.meta["encoder_identity"]:
-            raise ArtifactError(
-                f"the encoder {name} is not the one the detector was made with: export it again"
-            )
+        encoder, artifact = stored_encoder(state, workspace), str(state.meta["artifact"])
         return BoundSIR(
             self,
             host,
@@ -203,14 +189,7 @@ class BoundSIR(TokenBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return ChunkSession(
-            prompts,
-            self.scheme,
-            transform=self.transform,
-            places=self.places,
-            flips=self.flips,
-            spelling=self.spelling,
-        )
+        return ChunkSession(prompts, self)
 
     @functools.cached_property
     def spelling(self) -> Spelling:
@@ -292,12 +271,7 @@ class BoundSIR(TokenBound):
 
     def state(self) -> State:
         """The secret, the network and the labels. As secret as the key."""
-        encoder = self.transform.encoder
-        meta = {
-            "encoder": encoder.name,
-            "encoder_identity": encoder.identity,
-            "artifact": self.artifact_identity,
-        }
+        meta = {**named_encoder(self.transform.encoder), "artifact": self.artifact_identity}
         return State(
             meta=meta, arrays={**super().state().arrays, **self.transform.arrays, "labels": self.labels}
         )
@@ -321,16 +295,9 @@ class Transform:
     """An encoder and a trained network. It caches the signs of contexts under a hash of their text."""
 
     def __init__(self, encoder: Encoder, arrays: Mapping[str, NDArray[Any]]) -> None:
-        try:
-            named = ("mean", *(f"{name}.{part}" for name in LAYERS for part in "Wb"))
-            self.arrays = {name: arrays[name] for name in named}
-        except KeyError as missing:
-            raise ArtifactError(f"the transform network lacks {missing}: train or export it again") from None
+        self._layers = read_layers(arrays, np.float64)
+        self.arrays = {name: arrays[name] for name in ("mean", *LAYER_ARRAYS)}
         self.encoder = encoder
-        self._layers = [
-            tuple(np.asarray(self.arrays[f"{name}.{part}"], dtype=np.float64) for part in "Wb")
-            for name in LAYERS
-        ]
         self._known: dict[bytes, I8] = {}
 
     @property
@@ -355,11 +322,8 @@ class Transform:
 
     def of_vectors(self, vectors: F64) -> I8:
         """Embeddings (N, d_C), of any length but 0, to signs (N, K)."""
-        (W, b), *residual, (V, c) = self._layers
-        h = _unit(_unit(vectors) - self.arrays["mean"].astype(np.float64)) @ W + b
-        for W, b in residual:
-            h = h + np.maximum(h @ W + b, 0.0)
-        T = h @ V + c
+        centred = _unit(_unit(vectors) - self.arrays["mean"].astype(np.float64))
+        T = apply_layers(self._layers, centred, rectified=False)
         above = T - T.mean(axis=1, keepdims=True) >= 0.0
         return np.where(above, 1, -1).astype(np.int8)
 
@@ -385,23 +349,16 @@ class ChunkSession(Session):
     whole; rows whose context has changed are encoded together.
     """
 
-    def __init__(
-        self,
-        prompts: PromptBatch,
-        scheme: _SemanticScheme,
-        *,
-        transform: Transform,
-        places: I64,
-        flips: I8,
-        spelling: Spelling,
-    ) -> None:
-        host = prompts.host
+    def __init__(self, prompts: PromptBatch, bound: BoundSIR) -> None:
+        host, scheme = prompts.host, bound.scheme
         self._delta = scheme.delta
-        self._transform = transform
-        self._places, self._flips = places, flips
+        self._transform = bound.transform
+        self._places, self._flips = bound.places, bound.flips
         self._markable = torch.from_numpy(host.markable)
         self._padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=host.tokenizer.pad_id)
-        self._rows = [_Row(spelling, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))]
+        self._rows = [
+            _Row(bound.spelling, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
+        ]
         self._read = 0  # number of ids of each row that were read
         self._bias = torch.zeros((len(prompts), host.vocab_size))
 

@@ -1,23 +1,16 @@
-"""TS: green lists whose share γ and bias δ depend on the preceding token, by two small trained networks.
+"""TS (Huo et al. 2024): green lists whose share γ and bias δ depend on the preceding token.
 
-Huo et al. 2024 (Token-Specific Watermarking). KGW with one token of context, but γ_t and δ_t are computed
-from that token's input embedding in the host, by networks trained for detectability and meaning at once:
+Two small networks compute γ and δ from that token's input embedding e in the host:
 
     x = (e − ē) / rms(e − ē),    γ = 0.1 + 0.8 sigmoid(g(x)),    δ = softplus(d(x)),
     g, d:  x ↦ relu(x A + a) B + b,    A (d_T, 64), B (64, 1)
 
-ē is the mean of the host's embedding table; centred and scaled, every host's tokens have coordinates of size
-1, and one learning rate fits all. Without a preceding token (at the start of a text, after a special token) x
-= 0. The scheme uses the networks as a table: γ and δ of every id, computed once per host and artifact.
-`dewmark_lab.training.ts` trains them.
+ē is the mean of the host's embedding table. Without a preceding token (at the start of a text, after a
+special token) x = 0. The scheme uses the networks as a table of γ and δ, computed once per host and
+artifact.
 
-A token is green after another if the pair's keyed word is below γ_t·2³², so a pair costs one hash. Fix the
-text and let the key be random: its distinct pairs are green independently, each with its own γ_i, and
-
-    z = (G − Σγ_i) / √Σγ_i(1 − γ_i).
-
-The test ``exact`` uses the distribution of G itself, a sum of independent Bernoulli(γ_i), built by
-convolution for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
+The test ``exact`` uses the distribution of the number of green pairs, a sum of independent Bernoulli(γ_i),
+for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximation is used.
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64, I64, U32
+from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
 from dewmark.errors import ArtifactError
 from dewmark.sampling import Session
@@ -42,6 +35,7 @@ from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import (
     PromptBatch,
     TokenBound,
@@ -49,7 +43,6 @@ from dewmark_lab.schemes.token_schemes import (
     TokenSession,
     stored_secret,
 )
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash, below
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))
@@ -131,8 +124,7 @@ class BoundTS(TokenBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        delta = self.parameters.delta * self.scheme.strength
-        return TokenSpecificSession(prompts, self.vocabulary_hash, limits=self.limits, delta=delta)
+        return TokenSpecificSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """Standardized scores (N,): √((1−γ)/γ) for green pairs, −√(γ/(1−γ)) for the others."""
@@ -163,18 +155,12 @@ class BoundTS(TokenBound):
 
 
 class TokenSpecificSession(TokenSession):
-    """Adds δ of the preceding token to the logits of the tokens that are green after it.
+    """Adds δ of the preceding token to the logits of the tokens that are green after it."""
 
-    ``limits`` and ``delta`` are (vocab + 1,), the last entry for no preceding token.
-    """
-
-    def __init__(
-        self, prompts: PromptBatch, vocabulary_hash: VocabularyHash, *, limits: U32, delta: F64
-    ) -> None:
-        super().__init__(prompts)
-        self._hash = vocabulary_hash
-        self._limits = limits
-        self._delta = torch.from_numpy(delta).float()
+    def __init__(self, prompts: PromptBatch, bound: BoundTS) -> None:
+        super().__init__(prompts, bound)
+        self._limits = bound.limits
+        self._delta = torch.from_numpy(bound.parameters.delta * bound.scheme.strength).float()
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Windows (batch, 1) and logits (batch, vocab) to marked logits, same shape."""

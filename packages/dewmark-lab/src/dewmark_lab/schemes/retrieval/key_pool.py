@@ -1,258 +1,200 @@
 """A pool of outputs: each has an embedding, by which it is found again, and its own key, encrypted.
 
-An entry is one record of fixed size: an id of 16 bytes, a nonce, the key sealed with AES-256-GCM with the id
-as associated data, the unit vector in float32, and a CRC-32 of all that. `Pool` keeps the entries in memory.
-
-`DiskPool` keeps them in a folder of mode 0700, which many processes may read while one writes:
-
-- ``pool.json``: format, encoder, dimension of the vectors, fingerprint of the master key;
-- ``entries.bin``: the records, appended under a lock and flushed to disk, never changed.
-
-A killed writer leaves a partial record, or records that fail their CRC, at the end of the file: readers skip
-them and the next writer removes them. Readers take no lock, and compare all entries one by one.
+An entry is an id, a nonce, the key sealed with AES-256-GCM with the id as associated data, and the unit
+vector in float32. Entries are rows of an SQLite database: in memory, or ``pool.sqlite`` in a folder of mode
+0700, which many processes may read while one writes. A killed writer leaves nothing behind. Vectors are
+compared one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
+import sqlite3
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
-from dewmark.errors import ArtifactError, ConfigError
-from dewmark.storage import atomic_write
+from dewmark.errors import ArtifactError, ConfigError, StorageError
 
-Places = I64
-Records = NDArray[Any]
-
-_FORMAT = 1
-_KEY, _ID, _NONCE, _TAG, _CRC = 32, 16, 12, 16, 4
+_FILE = "pool.sqlite"
+_ID, _NONCE = 16, 12
 _ROWS_AT_ONCE = 1 << 15
-_RECORDS_AT_ONCE = 4096
+_TABLES = """
+CREATE TABLE about (text TEXT NOT NULL);
+CREATE TABLE entries (
+    place INTEGER PRIMARY KEY, id BLOB UNIQUE NOT NULL, nonce BLOB NOT NULL, sealed BLOB NOT NULL,
+    vector BLOB NOT NULL
+);
+"""
 
 
 class Pool:
-    """A pool in memory. ``secret`` (32 bytes) encrypts the keys; ``dim`` is the dimension of the vectors."""
+    """A pool in memory, or in a folder, which is created when the first entry is added.
 
-    def __init__(self, *, secret: bytes, dim: int) -> None:
+    ``secret`` (32 bytes) encrypts the keys; ``dim`` is the dimension of the vectors, ``encoder`` made them,
+    and ``fingerprint`` is that of the master key. With ``must_exist``, searching a folder without a pool is
+    an error; otherwise such a pool is empty.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        secret: bytes,
+        dim: int,
+        encoder: str,
+        fingerprint: str,
+        must_exist: bool = False,
+    ) -> None:
+        self.folder = folder
         self.dim = dim
-        self.dtype = np.dtype(
-            [
-                ("id", f"V{_ID}"),
-                ("nonce", f"V{_NONCE}"),
-                ("sealed", f"V{_KEY + _TAG}"),
-                ("vector", "<f4", (dim,)),
-                ("crc", "<u4"),
-            ]
-        )
-        self._secret = secret
+        self.secret = secret
         self._cipher = AESGCM(secret)
+        self._about = {"encoder": encoder, "dim": dim, "key_fingerprint": fingerprint}
+        self._must_exist = must_exist
         self._lock = threading.RLock()
-        self._ids: set[bytes] = set()
-        self._identified = 0
-        self._records: Records = np.zeros(0, dtype=self.dtype)
-
-    @property
-    def records(self) -> Records:
-        """All entries, (n,)."""
-        return self._records
+        self._memory: sqlite3.Connection | None = None
+        if folder is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            with self._memory:
+                self._create(self._memory)
+        self._vectors = np.zeros((0, dim), dtype=np.float32)
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self._table())
 
     def add(self, keys: Sequence[bytes], texts: Sequence[str], vectors: F32) -> None:
         """Register outputs with their keys and unit vectors (n, dim); known outputs are skipped."""
-        rows = [self._record(*each) for each in zip(keys, texts, vectors, strict=True)]
-        with self._lock, self._writing():
-            present = self._known_ids()
-            new = {ident: row for row in rows if (ident := row["id"].tobytes()) not in present}
-            if new:
-                self._append(np.array(list(new.values()), dtype=self.dtype))
+        rows = [self._entry(*each) for each in zip(keys, texts, vectors, strict=True)]
+        with self._open(writing=True) as database:
+            assert database is not None
+            known = "INSERT OR IGNORE INTO entries (id, nonce, sealed, vector) VALUES (?, ?, ?, ?)"
+            database.executemany(known, rows)
 
     def nearest(self, vectors: F32, count: int) -> list[list[bytes]]:
         """For each unit row (n, dim), the distinct keys of the ``count`` most similar entries, best first."""
-        records = self.records
-        found = self._search(records, vectors, min(count, len(records)))
-        return [
-            list(dict.fromkeys(self._decrypted_key(records, place) for place in row))
-            for row in found.tolist()
-        ]
+        places = most_similar(self._table(), vectors, count)
+        if not places.size:
+            return [[] for _ in vectors]
+        with self._open() as database:
+            assert database is not None
+            keys = {place: self._key(database, place) for place in np.unique(places).tolist()}
+        return [list(dict.fromkeys(keys[place] for place in row)) for row in places.tolist()]
+
+    def stored(self) -> bytes:
+        """The whole database of a pool in memory."""
+        assert self._memory is not None
+        return self._memory.serialize()
 
     def take(self, data: bytes) -> None:
-        """Fill an empty pool with another pool's records."""
-        if len(data) % self.dtype.itemsize:
-            raise ArtifactError("the stored pool has vectors of another dimension; export the detector again")
-        self._records = np.frombuffer(data, dtype=self.dtype)
+        """Fill a pool in memory with what another one `stored`."""
+        assert self._memory is not None
+        self._memory.deserialize(data)
+        self._vectors = self._vectors[:0]
+        with _reported("the stored detector's pool"):
+            self._check(self._memory, "the stored detector's pool")
 
-    def _record(self, key: bytes, text: str, vector: F32) -> Records:
+    def _entry(self, key: bytes, text: str, vector: F32) -> tuple[bytes, bytes, bytes, bytes]:
         output = key + text.encode("utf-8", "backslashreplace")
-        ident = hashlib.blake2b(output, key=self._secret, person=b"entry", digest_size=_ID).digest()
+        ident = hashlib.blake2b(output, key=self.secret, person=b"entry", digest_size=_ID).digest()
         nonce = secrets.token_bytes(_NONCE)
-        row = np.zeros((), dtype=self.dtype)
-        row["id"], row["nonce"] = np.void(ident), np.void(nonce)
-        row["sealed"] = np.void(self._cipher.encrypt(nonce, key, ident))
-        row["vector"] = vector
-        row["crc"] = checksum(row.tobytes())
-        return row
+        return ident, nonce, self._cipher.encrypt(nonce, key, ident), vector.astype("<f4").tobytes()
 
-    def _decrypted_key(self, records: Records, place: int) -> bytes:
-        """The key of an entry."""
-        row = records[place]
+    def _key(self, database: sqlite3.Connection, place: int) -> bytes:
+        """The key of an entry, counted from 0."""
+        asked = "SELECT nonce, sealed, id FROM entries WHERE place = ?"
+        nonce, sealed, ident = database.execute(asked, (place + 1,)).fetchone()
         try:
-            return self._cipher.decrypt(row["nonce"].tobytes(), row["sealed"].tobytes(), row["id"].tobytes())
+            return self._cipher.decrypt(nonce, sealed, ident)
         except InvalidTag:
             raise ArtifactError(
                 f"entry {place} of the pool cannot be decrypted: it was changed, or another key was used"
             ) from None
 
-    def _known_ids(self) -> set[bytes]:
-        records = self.records
-        self._ids.update(ident.tobytes() for ident in records["id"][self._identified :])
-        self._identified = len(records)
-        return self._ids
+    def _table(self) -> F32:
+        """The vectors of all entries (n, dim), including those that other processes have added."""
+        with self._lock, self._open() as database:
+            if database is not None:
+                asked = "SELECT vector FROM entries WHERE place > ? ORDER BY place"
+                new = [row[0] for row in database.execute(asked, (len(self._vectors),))]
+                if new:
+                    rows = np.frombuffer(b"".join(new), dtype="<f4").reshape(len(new), self.dim)
+                    self._vectors = np.concatenate((self._vectors, rows))
+            return self._vectors
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Held while entries are being added."""
-        yield
-
-    def _append(self, rows: Records) -> None:
-        self._records = np.concatenate((self._records, rows))
-
-    def _search(self, records: Records, vectors: F32, count: int) -> Places:
-        """The indices of the ``count`` entries most similar to each row: (n, count)."""
-        return most_similar(records["vector"], vectors, count)[1]
-
-
-def checksum(record: bytes) -> int:
-    """The CRC-32 of a record without its last field."""
-    return zlib.crc32(record[:-_CRC])
-
-
-def most_similar(table: F32, vectors: F32, count: int) -> tuple[F32, Places]:
-    """The largest products of rows (n, dim) with a table's rows, and their places: both (n, ≤ count)."""
-    best = np.zeros((len(vectors), 0), dtype=np.float32)
-    where = np.zeros((len(vectors), 0), dtype=np.int64)
-    for start in range(0, len(table) if count else 0, _ROWS_AT_ONCE):
-        products = vectors @ np.ascontiguousarray(table[start : start + _ROWS_AT_ONCE]).T
-        places = np.broadcast_to(np.arange(start, start + products.shape[1]), products.shape)
-        best, where = largest_of((best, products), (where, places), count)
-    return best, where
-
-
-def largest_of(products: tuple[F32, F32], places: tuple[Places, Places], count: int) -> tuple[F32, Places]:
-    """Merge two lists: the ``count`` largest products of each row and their places, largest first."""
-    both, where = np.concatenate(products, axis=1), np.concatenate(places, axis=1)
-    order = np.argsort(-both, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(both, order, axis=1), np.take_along_axis(where, order, axis=1)
-
-
-class DiskPool(Pool):
-    """A pool in a folder, which is created when the first entry is added.
-
-    With ``must_exist``, searching a folder without a pool is an error; otherwise such a pool is empty.
-    """
-
-    def __init__(
-        self, folder: Path, *, secret: bytes, dim: int, encoder: str, fingerprint: str, must_exist: bool
-    ) -> None:
-        super().__init__(secret=secret, dim=dim)
-        self.folder = folder
-        self._entries = folder / "entries.bin"
-        self._about = {"format": _FORMAT, "encoder": encoder, "dim": dim, "key_fingerprint": fingerprint}
-        self._must_exist = must_exist
-        self._checked = False
-
-    @property
-    def records(self) -> Records:
-        """All intact entries, (n,), including those that other processes added since the last call."""
-        with self._lock:
-            if self._exists() and self._entries.exists():
-                count = self._intact(self._entries.stat().st_size // self.dtype.itemsize)
-                if count > len(self._records):
-                    self._records = np.memmap(self._entries, dtype=self.dtype, mode="r", shape=(count,))
-            return self._records
-
-    def _intact(self, present: int) -> int:
-        """How many of the records present are intact: all but some at the end."""
-        count = checked = len(self._records)
-        with self._entries.open("rb") as stream:  # not mapped: a writer may truncate a broken end meanwhile
-            stream.seek(checked * self.dtype.itemsize)
-            while checked < present:
-                data = stream.read(self.dtype.itemsize * min(_RECORDS_AT_ONCE, present - checked))
-                rows = np.frombuffer(
-                    data[: len(data) // self.dtype.itemsize * self.dtype.itemsize], self.dtype
-                )
-                if not len(rows):
-                    break
-                for place, row in enumerate(rows, start=checked):
-                    if row["crc"] != checksum(row.tobytes()):
-                        continue
-                    if place != count:
-                        raise ArtifactError(
-                            f"entry {count} of {self._entries} is damaged: restore the file from a backup"
-                        )
-                    count += 1
-                checked += len(rows)
-        return count
-
-    def _exists(self) -> bool:
-        """Whether there is a pool; raises if it was made with another key or encoder."""
-        if self._checked:
-            return True
-        path = self.folder / "pool.json"
-        try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
+    def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection | None]:
+        """The database in one transaction; None if there is none yet."""
+        if self._memory is not None:
+            with self._lock, self._memory:
+                yield self._memory
+            return
+        assert self.folder is not None
+        path = self.folder / _FILE
+        if writing:
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.folder.chmod(0o700)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            except OSError as error:
+                raise StorageError(f"cannot write {path}: {error.strerror}") from None
+        elif not path.exists():
             if self._must_exist:
                 raise ArtifactError(
                     f"{self.folder} contains no pool: nothing was generated with it, or the path is wrong"
-                ) from None
-            return False
-        except ValueError:
-            raise ArtifactError(f"{path} is corrupt: restore it from a backup") from None
-        for name, mine in self._about.items():
-            if about.get(name) != mine:
-                raise ConfigError(
-                    f"the pool {self.folder} was made with {name} {about.get(name)}, not {mine}: "
-                    "choose another folder"
                 )
-        self._checked = True
-        return True
+            yield None
+            return
+        with _reported(str(path)), contextlib.closing(sqlite3.connect(path, timeout=60.0)) as own, own:
+            if writing:
+                own.execute("BEGIN IMMEDIATE")
+                if not own.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    self._create(own)
+            self._check(own, f"the pool {self.folder}")
+            yield own
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        self._must_exist = False
-        if not self._exists():
-            with atomic_write(self.folder / "pool.json", private=True) as stream:
-                self.folder.chmod(0o700)
-                stream.write((json.dumps(self._about, indent=1) + "\n").encode())
-            self._exists()
-        handle = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def _create(self, database: sqlite3.Connection) -> None:
+        for statement in filter(str.strip, _TABLES.split(";")):
+            database.execute(statement)
+        database.execute("INSERT INTO about VALUES (?)", (json.dumps(self._about),))
 
-    def _append(self, rows: Records) -> None:
-        handle = os.open(self._entries, os.O_CREAT | os.O_RDWR, 0o600)
-        with os.fdopen(handle, "r+b") as stream:
-            stream.truncate(len(self.records) * self.dtype.itemsize)  # what a killed writer left behind
-            stream.seek(0, os.SEEK_END)
-            stream.write(rows.tobytes())
-            stream.flush()
-            os.fsync(stream.fileno())
+    def _check(self, database: sqlite3.Connection, name: str) -> None:
+        """Raise if the pool was made with another key or encoder."""
+        about = json.loads(database.execute("SELECT text FROM about").fetchone()[0])
+        for field, mine in self._about.items():
+            if about.get(field) != mine:
+                raise ConfigError(
+                    f"{name} was made with {field} {about.get(field)}, not {mine}: choose another folder"
+                )
+
+
+@contextlib.contextmanager
+def _reported(name: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"cannot use {name}: {error}") from None
+    except sqlite3.DatabaseError:
+        raise ArtifactError(f"{name} is corrupt: restore it from a backup") from None
+
+
+def most_similar(table: F32, vectors: F32, count: int) -> I64:
+    """The places (n, ≤ count) of the table's rows with the largest products with rows (n, dim)."""
+    best = np.zeros((len(vectors), 0), dtype=np.float32)
+    where = np.zeros((len(vectors), 0), dtype=np.int64)
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        products = vectors @ table[start : start + _ROWS_AT_ONCE].T
+        places = np.broadcast_to(np.arange(start, start + products.shape[1]), products.shape)
+        best, where = np.concatenate((best, products), axis=1), np.concatenate((where, places), axis=1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :count]
+        best, where = np.take_along_axis(best, order, axis=1), np.take_along_axis(where, order, axis=1)
+    return where

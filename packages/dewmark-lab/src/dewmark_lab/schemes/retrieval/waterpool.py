@@ -1,16 +1,10 @@
 """WaterPool (Huang and Wan 2025): every output has its own key, stored with the output's embedding.
 
-Marking: each output gets a fresh inner key, derived from the master key and the row's seed, and is marked by
-any inner scheme under it. When the text is finished, its embedding and the encrypted key go into the pool
-(`key_pool`).
-
-Detection: the text's embedding finds the r most similar outputs, their keys are decrypted, and the inner
-scheme detects with each. Only the inner scheme's p-value counts; similarity is no evidence. Unmarked text
-depends on none of the keys, so the smallest of r independent p-values is corrected exactly: 1 − (1 − p)^r.
-
-``correction="retrieved"`` counts r keys, which is exact if the choice of the r outputs does not depend on
-their keys. It does a little: a text that shares n-grams with an output is found by them, and they carry that
-output's mark. ``correction="pool"`` counts all keys of the pool, and holds for any choice.
+Each output is marked by any inner scheme under a key derived from the master key and the row's seed; when it
+is finished, its embedding and the encrypted key go into the pool (`key_pool`). Detection tries the keys of
+the r most similar outputs. Unmarked text depends on none of them, so the smallest of r independent p-values
+is corrected exactly: 1 − (1 − p)^r. That holds if the choice of the r outputs does not depend on their keys;
+``correction="pool"`` counts all keys of the pool, and holds for any choice.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.retrieval.key_pool import DiskPool, Pool
+from dewmark_lab.schemes.retrieval.key_pool import Pool
 from dewmark_lab.schemes.token_schemes import stored_secret
 
 _DEFAULT, _MEMORY = "default", "memory"
@@ -57,7 +51,7 @@ class WaterPool(Scheme):
     needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
 
     inner: str = "exp"
-    """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=min."""
+    """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=self."""
     retrieved: int = 3
     """Number r of most similar outputs whose keys are tried."""
     correction: Literal["retrieved", "pool"] = "retrieved"
@@ -85,49 +79,30 @@ class WaterPool(Scheme):
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundWaterPool:
         """Open the key's pool."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
+        folder = None if self.pool == _MEMORY else Path(self.pool).expanduser().resolve()
+        if self.pool == _DEFAULT:
+            name = f"{key.fingerprint}|{encoder.identity}|{self.inner}"
+            folder = workspace.cache / "pools" / hashlib.sha256(name.encode()).hexdigest()[:20]
         secret = key.subkey("waterpool/pool")
-        folder = self._folder(key.fingerprint, encoder, workspace)
+        pool = self._open_pool(folder, secret, encoder, key.fingerprint)
+        outputs = key.subkey("waterpool/outputs")
         return BoundWaterPool(
-            self,
-            host,
-            key.fingerprint,
-            secret=secret,
-            outputs=key.subkey("waterpool/outputs"),
-            pool=self._open_pool(folder, secret, encoder, key.fingerprint),
-            encoder=encoder,
-            workspace=workspace,
+            self, host, key.fingerprint, outputs=outputs, pool=pool, encoder=encoder, workspace=workspace
         )
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundWaterPool:
         """Open the pool that a stored detector names or contains; the result detects but does not mark."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
-        secret, folder = stored_secret(state), state.meta.get("pool")
-        pool = self._open_pool(Path(folder) if folder else None, secret, encoder, fingerprint)
+        folder = state.meta.get("pool")
+        pool = self._open_pool(Path(folder) if folder else None, stored_secret(state), encoder, fingerprint)
         if folder is None:
             pool.take(np.asarray(state.arrays["entries"], dtype=np.uint8).tobytes())
         return BoundWaterPool(
-            self,
-            host,
-            fingerprint,
-            secret=secret,
-            outputs=None,
-            pool=pool,
-            encoder=encoder,
-            workspace=workspace,
+            self, host, fingerprint, outputs=None, pool=pool, encoder=encoder, workspace=workspace
         )
 
-    def _folder(self, fingerprint: str, encoder: Encoder, workspace: Workspace) -> Path | None:
-        if self.pool == _MEMORY:
-            return None
-        if self.pool != _DEFAULT:
-            return Path(self.pool).expanduser().resolve()
-        name = f"{fingerprint}|{encoder.identity}|{self.inner}"
-        return workspace.cache / "pools" / hashlib.sha256(name.encode()).hexdigest()[:20]
-
     def _open_pool(self, folder: Path | None, secret: bytes, encoder: Encoder, fingerprint: str) -> Pool:
-        if folder is None:
-            return Pool(secret=secret, dim=encoder.dim)
-        return DiskPool(
+        return Pool(
             folder,
             secret=secret,
             dim=encoder.dim,
@@ -151,7 +126,6 @@ class BoundWaterPool(BoundScheme):
         host: HostInfo,
         fingerprint: str,
         *,
-        secret: bytes,
         outputs: bytes | None,
         pool: Pool,
         encoder: Encoder,
@@ -159,12 +133,11 @@ class BoundWaterPool(BoundScheme):
     ) -> None:
         super().__init__(scheme, host, fingerprint)
         self.pool = pool
-        self._secret = secret
         self._outputs = outputs
         self._encoder = encoder
         self._workspace = workspace
         self._marker = scheme.marker
-        any_key = hashlib.blake2b(key=secret, person=b"any", digest_size=32).digest()
+        any_key = hashlib.blake2b(key=pool.secret, person=b"any", digest_size=32).digest()
         example = self._marker.bind(Key(any_key), host, workspace)
         self.tests = example.tests  # type: ignore[misc]  # the inner scheme's
         self._needs = dataclasses.replace(example.needs, encoder=True)
@@ -217,11 +190,10 @@ class BoundWaterPool(BoundScheme):
 
     def state(self) -> State:
         """The pool's secret, and the pool: its folder, or its entries. As secret as the key."""
-        arrays = {"secret": np.frombuffer(self._secret, dtype=np.uint8)}
-        if isinstance(self.pool, DiskPool):
+        arrays = {"secret": np.frombuffer(self.pool.secret, dtype=np.uint8)}
+        if self.pool.folder is not None:
             return State(meta={"pool": str(self.pool.folder)}, arrays=arrays)
-        entries = np.frombuffer(self.pool.records.tobytes(), dtype=np.uint8)
-        return State(meta={}, arrays={**arrays, "entries": entries})
+        return State(meta={}, arrays={**arrays, "entries": np.frombuffer(self.pool.stored(), dtype=np.uint8)})
 
     def _detect(self, text: str, prompt: str, keys: Sequence[bytes], *, fpr: float, test: str) -> Detection:
         if not keys:

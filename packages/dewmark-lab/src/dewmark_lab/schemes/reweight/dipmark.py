@@ -1,13 +1,21 @@
-"""DiPmark (Wu et al. 2024): a distribution-preserving reweighting of a keyed order of the vocabulary.
+"""Reweighting a keyed random order of the vocabulary, and DiPmark (Wu et al. 2024).
 
-After a context the tokens stand in a keyed random order (`keyed_order`). The parts of the distribution beyond
-α and beyond 1 − α are added up: tokens early in the order lose their probability, late ones get up to twice
-theirs, and averaged over keys every token keeps its own.
+After a context, each token falls into one of 4,096 slots by its keyed word. The slots in order stand for a
+random permutation of the vocabulary in which the tokens of one slot stay together. Let m_s be the probability
+of slot s, F_s that of all slots up to s, and the share of s beyond a cut c
 
-Detection needs no host: a token is green if its own keyed number, which places it in the order, is at least
-γ. On unmarked text each distinct pair is green with probability 1 − γ, independently, so the number of green
-pairs follows Binomial(N, 1 − γ) exactly. (Its standard deviation is √(γ(1 − γ)N). The original statistic
-divides by √N, which at γ = 1/2 is half a z-score.)
+    b_s(c) = clip((F_s − c) / m_s, 0, 1).
+
+The DiP reweighting multiplies the tokens of slot s by f_s = b_s(α) + b_s(1 − α): tokens early in the order
+lose their probability, late ones get up to twice theirs. (γ-reweighting is DiP with α = 1/2.) E_key[f] = 1
+for every token: the reversed order is equally likely, in it b_s(c) becomes 1 − b_s(1 − c), and the two
+factors of s add up to 2. A true permutation is the limit of infinitely many slots; with finitely many, tokens
+that share the slot at the cut share its factor, which weakens the mark a little but stays exact.
+
+DiPmark's detection needs no host: a token is green if its own keyed number, which places it in the order, is
+at least γ. On unmarked text each distinct pair is green with probability 1 − γ, independently, so the number
+of green pairs follows Binomial(N, 1 − γ) exactly. (Its standard deviation is √(γ(1 − γ)N). The original
+statistic divides by √N, which at γ = 1/2 is half a z-score.)
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
@@ -25,9 +34,48 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import HostInfo, Workspace
-from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
-from dewmark_lab.schemes.reweight.keyed_order import SlotSession, dip_factors
+from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
+
+_BITS = 12
+SLOTS = 1 << _BITS
+
+_TINY = 1e-300
+
+
+def slots_of(words: torch.Tensor) -> torch.Tensor:
+    """Words (int32) to slots (int64): the most significant bits."""
+    return (words >> (32 - _BITS)).bitwise_and_(SLOTS - 1).to(torch.int64)
+
+
+def slot_masses(probabilities: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Add up tokens' probabilities (batch, m) by their slots: (batch, SLOTS), float64."""
+    zeros = probabilities.new_zeros((len(probabilities), SLOTS))
+    masses = zeros.scatter_add_(1, slots, probabilities).double()
+    return masses / masses.sum(dim=1, keepdim=True)
+
+
+def dip_factors(masses: torch.Tensor, alpha: float) -> torch.Tensor:
+    """The factors (batch, SLOTS) of the DiP reweighting."""
+    upto, wide = masses.cumsum(dim=1), masses.clamp(min=_TINY)
+    beyond = [((upto - cut) / wide).clamp_(0.0, 1.0) for cut in (alpha, 1.0 - alpha)]
+    return beyond[0] + beyond[1]
+
+
+class DipSession(ReweightingSession):
+    """One pass to hash, one to add up the slots, one to look up their factors."""
+
+    def __init__(self, prompts: PromptBatch, bound: DistortionFreeBound, *, alpha: float) -> None:
+        super().__init__(prompts, bound)
+        self._alpha = alpha
+
+    def reweight(
+        self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits (batch, m) of the reweighted distribution."""
+        slots = slots_of(self._hash.words(contexts, candidates))
+        factors = dip_factors(slot_masses(logits.softmax(dim=1), slots), self._alpha)
+        return logits + factors.log().float().gather(1, slots)
 
 
 @dataclass(frozen=True)
@@ -76,13 +124,7 @@ class BoundDiPmark(DistortionFreeBound):
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        alpha = self.scheme.alpha
-        return SlotSession(
-            prompts,
-            self.vocabulary_hash,
-            repeats=self.repeats,
-            factors=lambda masses, contexts: dip_factors(masses, alpha),
-        )
+        return DipSession(prompts, self, alpha=self.scheme.alpha)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """1 if a pair is green, else 0, less the share 1 − γ that is green by chance: (N,)."""

@@ -1,32 +1,30 @@
-"""UnbiasedWM (Hu et al. 2024): γ- or δ-reweighting, detected by a likelihood ratio that the host supplies.
+"""UnbiasedWM (Hu et al. 2024): γ-reweighting, detected by a likelihood ratio that the host supplies.
 
-Marking reweights a keyed order of the vocabulary (`keyed_order`): γ doubles its upper half, δ keeps a single
-slot. Either way Q = f P with E_key[f] = 1 for every token.
+Marking doubles the upper half of a keyed order of the vocabulary (`dipmark`): Q = f P with E_key[f] = 1 for
+every token.
 
 The test ``llr`` runs the host once over the text. If a share d of the tokens was replaced, the text follows
 
     Q_d = (1 − d) Q + d P,    and a token x has the log-likelihood ratio    S_d(x) = log(d + (1 − d) f(x)).
 
-For γ this is the paper's maximin score: of all distributions within total variation d/2 of Q, Q_d is the
-hardest to tell from P, up to the slot at the cut. A text's S_d is the sum over the first occurrences of its
+This is the paper's maximin score: of all distributions within total variation d/2 of Q, Q_d is the hardest to
+tell from P, up to the slot at the cut. A text's S_d is the sum over the first occurrences of its
 contexts, for each d on a grid. For a fixed text and a random key, E[e^S_d] = 1, because the factors of
 different contexts are independent with mean 1. So the mean M of e^S_d over the grid has mean 1, and p = 1/M
 is valid by Markov's inequality; it is at most (grid points)·e^(−max S_d). This assumes nothing about the host
 or the origin of the text: a wrong prompt or temperature costs power, never validity. The bound is loose (far
 fewer than 1% of unmarked texts have p < 0.01), and 1 for most unmarked texts; z ranks those too, by M itself.
 
-The test ``order`` needs no host. A token's keyed number u places it in the order. For γ, the number of u ≥
-1/2 is Binomial(N, 1/2) on unmarked text. For δ, the marked token lies near the context's own keyed number v:
-with t = |u − v|, −ln t(2 − t) is exponential on unmarked text, and the sum follows the Gamma distribution.
+The test ``order`` needs no host. A token's keyed number u places it in the order, and the number of u ≥ 1/2
+is Binomial(N, 1/2) on unmarked text.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,23 +36,15 @@ from dewmark.decoding import Decoding
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, gamma_test
+from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
-from dewmark_lab.schemes.pair_hash import PairHash
-from dewmark_lab.schemes.reweight.keyed_order import (
-    SlotFactors,
-    SlotSession,
-    delta_factors,
-    dip_factors,
-    slot_masses,
-    slots_of,
-)
+from dewmark_lab.schemes.reweight.dipmark import DipSession, dip_factors, slot_masses, slots_of
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, TokenScheme
-from dewmark_lab.schemes.vocabulary_hash import VocabularyHash
 
+_ALPHA = 0.5  # γ-reweighting as DiP
 _ROWS_AT_ONCE = 32
 
 
@@ -63,11 +53,9 @@ class Unbiased(TokenScheme):
     """Unbiased reweighting."""
 
     name: ClassVar[str] = "unbiased"
-    summary: ClassVar[str] = "unbiased reweighting (γ or δ), scored by the host's own likelihood ratio"
+    summary: ClassVar[str] = "unbiased reweighting, scored by the host's own likelihood ratio"
     needs: ClassVar[Needs] = Needs(final_distribution=True, host_at_detection=True)
 
-    reweight: Literal["gamma", "delta"] = "gamma"
-    """γ doubles the upper half of a keyed order of the vocabulary; δ picks one slot of it."""
     prefix: int = 3
     """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "skip"
@@ -118,24 +106,15 @@ class BoundUnbiased(DistortionFreeBound):
             scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats=scheme.repeats
         )
         self._open_model = open_model(workspace, None, scheme=scheme.name, instead="use test='order'")
-        self._is_gamma = scheme.reweight == "gamma"
-        self.variance = 0.25 if self._is_gamma else 1.0
-        # a keyed number per context: the word of its pair with the only token, 0
-        self.context_hash = PairHash(hashlib.blake2b(key=secret, person=b"cuts", digest_size=32).digest(), 1)
-        self._factors = _gamma_factors if self._is_gamma else _delta_factors(self.context_hash)
+        self.variance = 0.25
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
-        return SlotSession(prompts, self.vocabulary_hash, repeats=self.repeats, factors=self._factors)
+        return DipSession(prompts, self, alpha=_ALPHA)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
-        """The scores that ``order`` sums, (N,): ±1/2 for γ, −ln t(2 − t) − 1 for δ."""
-        u = self.pair_hash.uniforms(contexts, tokens)
-        if self._is_gamma:
-            return (u >= 0.5).astype(np.float64) - 0.5
-        t = np.abs(u - self.context_hash.uniforms(contexts, np.zeros(len(tokens), dtype=np.int64)))
-        # both lie on a grid of 2⁻³² and may be equal
-        return -np.log(np.maximum(t, 2.0**-34) * (2.0 - t)) - 1.0
+        """The scores ±1/2 that ``order`` sums, (N,)."""
+        return (self.pair_hash.uniforms(contexts, tokens) >= 0.5).astype(np.float64) - 0.5
 
     def evidence_for(
         self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
@@ -146,7 +125,7 @@ class BoundUnbiased(DistortionFreeBound):
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """``llr``: Markov's bound on the mean ratio; ``order``: the exact distribution of the sum."""
         if test == "order":
-            return binomial_test(evidence, share=0.5) if self._is_gamma else gamma_test(evidence)
+            return binomial_test(evidence, share=0.5)
         if len(evidence) == 0 or not isinstance(evidence, RatioEvidence):
             return NOTHING
         p_value = math.exp(min(-evidence.log_mean, 0.0))
@@ -183,7 +162,7 @@ class BoundUnbiased(DistortionFreeBound):
             slots = slots_of(self.vocabulary_hash.words(contexts))
             masses = slot_masses(scores.softmax(dim=1), slots)
             tokens = torch.from_numpy(pairs.tokens[part]).to(device).unsqueeze(1)
-            chosen = self._factors(masses, contexts).gather(1, slots.gather(1, tokens))
+            chosen = dip_factors(masses, _ALPHA).gather(1, slots.gather(1, tokens))
             factors[part] = chosen.squeeze(1).cpu().numpy()
         return factors
 
@@ -197,12 +176,3 @@ def ratio_z(log_mean: float) -> float:
     if beyond <= 0.0:
         return beyond * math.sqrt(math.pi / 2.0)  # the slope of z at p = 1/2
     return -float(ndtri_exp(-log_mean))
-
-
-def _gamma_factors(masses: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
-    return dip_factors(masses, 0.5)
-
-
-def _delta_factors(context_hash: PairHash) -> SlotFactors:
-    keyed = VocabularyHash(context_hash)
-    return lambda masses, contexts: delta_factors(masses, keyed.uniforms(contexts))

@@ -1,22 +1,17 @@
 """Decoding for schemes that choose between drafts of sentences: a batch of drafts of many texts.
 
-Every unfinished text has several drafts of its next sentence, and all drafts are rows of one batch. Each
-stops at the end of its sentence. Whenever a third of the batch has stopped, the scheme judges those
-sentences in one call. A text continues with its first draft that passes; after the scheme's maximum number of
-tries, with the best one. Drafts of its next sentence then join the batch, so no text waits for another.
-Drafts numbered after one that passes are abandoned. Draft t of sentence s of a text has a random stream
-determined by the text's seed, s and t, so neither the batch nor the number of drafts at once changes a text.
+All drafts of the next sentence of all unfinished texts are rows of one batch. Whenever a third of the batch
+has finished its sentences, the scheme judges those in one call. A text continues with its first draft that
+passes; after the scheme's maximum number of tries, with the best one. Draft t of sentence s of a text has a
+random stream determined by the text's seed, s and t, so neither the batch nor the number of drafts at once
+changes a text.
 
-A text ends only where the first draft of a sentence ends it. If later drafts could end it too, every end of
-text would have as many chances as there are drafts, and texts would become short. An unfinished last sentence
-is not judged, as detectors do not count it.
+A text ends only where the first draft of a sentence ends it: if later drafts could too, texts would become
+short. An unfinished last sentence is not judged, as detectors do not count it.
 
-`CachedRows` is a batch of growing texts in a model's key-value cache, which can be copied and cut row by row.
-A new draft begins with the cache of the draft that its text continues with, or of another draft of the same
-sentence, cut to the ids they share, so nothing is read twice except for the last of these ids. Rows are
-padded on the left only: sliding windows, which count columns, see the text that they should.
-
-Boundary: token ids and text in and out; the scheme knows what a sentence is, and which ones are good.
+`CachedRows` is a batch of growing texts in a model's key-value cache, which can be copied and cut row by
+row: a new draft begins with the cache of another draft, cut to the ids they share. Rows are padded on the
+left only.
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
 """PMark: of many drafts of a sentence the one whose meaning lies on the right side of most keyed directions.
 
-Huo et al. 2025 (PMark: Towards Robust and Distortion-free Semantic-level Watermarking with Channel
-Constraints), in the version that its authors call offline. The key draws b orthonormal directions and, for
-the t-th sentence of a text, b bits. With e(s) the unit vector of a sentence s around the encoder's mean,
-channel i of sentence t agrees if
-
-    [⟨e(s), v_i⟩ > 0] = r_ti.
-
-The host writes up to N drafts of each sentence. The first one that agrees in all b channels is taken, or the
-one with most agreements if there is none. Detection counts agreements over all complete sentences.
-
-Given the directions, the bits are independent and fair over keys, so the number of agreements of T sentences
-is Binomial(T b, ½) exactly, for every text, also if sentences repeat or are alike. A bit depends on its
-sentence's number, as in the authors' code: a rewrite that splits, joins or drops a sentence misplaces all
-later ones. The authors' soft count gives a disagreement near the border e^(−K|x|) instead of 0; over keys
-that is a sum of independent two-valued terms, whose mean and variance are known.
+Huo et al. 2025, in the version that its authors call offline. The key draws b orthonormal directions and,
+for the t-th sentence of a text, b bits. With e(s) the unit vector of a sentence s around the encoder's mean,
+channel i of sentence t agrees if [⟨e(s), v_i⟩ > 0] = r_ti. Given the directions, the bits are independent
+and fair over keys, so the number of agreements of T sentences is Binomial(T b, ½) exactly, for every text.
+The authors' soft count gives a disagreement near the border e^(−K|x|) instead of 0; over keys that is a sum
+of independent two-valued terms of known mean and variance.
 """
 
 from __future__ import annotations
@@ -32,24 +23,23 @@ from scipy.stats import binom
 from dewmark.arrays import F32, F64
 from dewmark.config import check_rules
 from dewmark.core.keys import Key
-from dewmark.core.whitening import normalize_rows
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import ordinary_texts
-from dewmark.errors import VocabularyError
 from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
-from dewmark_lab.schemes.sentence.rejection_sampling import (
+from dewmark_lab.artifacts import named_encoder, stored_encoder
+from dewmark_lab.schemes.sentence.semstamp import (
     UNUSABLE,
     GrowingText,
     SentenceDrafts,
     SentenceUnits,
     key_stream,
 )
-from dewmark_lab.schemes.sentence.sentence_space import encode
+from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace, encode
 from dewmark_lab.schemes.token_schemes import stored_secret
 from dewmark_lab.sentences import sentences
 
@@ -93,29 +83,19 @@ class PMark(Scheme):
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> PMarkBound:
         """Bind the scheme to a key."""
-        encoder = load_encoder(self.encoder, progress=workspace.progress)
-        return self._bound(key.subkey("pmark/sentences"), host, key.fingerprint, encoder, {})
+        return next(self.bind_keys([key], host, workspace))
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[PMarkBound]:
         """Bind the scheme to several keys; sentences are embedded once for all of them."""
-        encoder, known = load_encoder(self.encoder, progress=workspace.progress), dict[str, F32]()
+        space = _space(load_encoder(self.encoder, progress=workspace.progress))
         for key in keys:
-            yield self._bound(key.subkey("pmark/sentences"), host, key.fingerprint, encoder, known)
+            secret = key.subkey("pmark/sentences")
+            yield PMarkBound(self, host, key.fingerprint, secret=secret, space=space)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> PMarkBound:
         """Rebuild the bound scheme from a stored detector."""
-        encoder = load_encoder(self.encoder, progress=workspace.progress)
-        if encoder.identity != state.meta["encoder_identity"]:
-            raise VocabularyError(
-                f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                f"but {encoder.identity} is installed; export the detector again"
-            )
-        return self._bound(stored_secret(state), host, fingerprint, encoder, {})
-
-    def _bound(
-        self, secret: bytes, host: HostInfo, fingerprint: str, encoder: Encoder, known: dict[str, F32]
-    ) -> PMarkBound:
-        return PMarkBound(self, host, fingerprint, secret=secret, encoder=encoder, known=known)
+        space = _space(stored_encoder(state, workspace))
+        return PMarkBound(self, host, fingerprint, secret=stored_secret(state), space=space)
 
 
 @dataclass(frozen=True)
@@ -133,21 +113,12 @@ class PMarkBound(SentenceUnits):
     scheme: PMark
 
     def __init__(
-        self,
-        scheme: PMark,
-        host: HostInfo,
-        fingerprint: str,
-        *,
-        secret: bytes,
-        encoder: Encoder,
-        known: dict[str, F32],
+        self, scheme: PMark, host: HostInfo, fingerprint: str, *, secret: bytes, space: SentenceSpace
     ) -> None:
         super().__init__(scheme, host, fingerprint)
         self._secret = secret
-        self._encoder = encoder
-        self._known = known
-        self._centre = _centre(encoder)
-        self.directions = _orthonormal(key_stream(secret, "directions").normals(scheme.channels, encoder.dim))
+        self._space = space
+        self.directions = _orthonormal(key_stream(secret, "directions").normals(scheme.channels, space.dim))
 
     def bits(self, number: int) -> F64:
         """The bits (b,) of a text's sentence of this number, counted from 0."""
@@ -156,13 +127,7 @@ class PMarkBound(SentenceUnits):
 
     def cosines(self, texts: Sequence[str]) -> F64:
         """Sentences to their cosines with the directions, (N, b)."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if new:
-            rows = normalize_rows(encode(self._encoder, new) - self._centre)
-            self._known.update(zip(new, rows, strict=True))
-        if not texts:
-            return np.zeros((0, self.scheme.channels))
-        return np.stack([self._known[text] for text in texts]).astype(np.float64) @ self.directions.T
+        return self._space.vectors(texts).astype(np.float64) @ self.directions.T
 
     def drafts(self, prompts: Sequence[str]) -> PMarkDrafts:
         """Start choosing the sentences that follow these prompts."""
@@ -197,7 +162,7 @@ class PMarkBound(SentenceUnits):
     def state(self) -> State:
         """The secret derived from the key."""
         secret = np.frombuffer(self._secret, dtype=np.uint8)
-        return State(meta={"encoder_identity": self._encoder.identity}, arrays={"secret": secret})
+        return State(meta=named_encoder(self._space.encoder), arrays={"secret": secret})
 
     def _channels(self, texts: Sequence[Tokenized]) -> Iterator[ChannelEvidence]:
         """The sentences of each text; all are embedded in one call."""
@@ -278,9 +243,11 @@ def _orthonormal(rows: F64) -> F64:
     return np.stack(found)
 
 
-def _centre(encoder: Encoder) -> F32:
-    """The encoder's mean vector of ordinary sentences (d,); without it all sentences lean to one side."""
+def _space(encoder: Encoder) -> SentenceSpace:
+    """Unit vectors around the mean of ordinary sentences; without it all sentences lean to one side."""
     if encoder.identity not in _centres:
         lines = [line for text in ordinary_texts() for line in text.splitlines()[:_CENTRE_LINES]]
         _centres[encoder.identity] = encode(encoder, lines).mean(axis=0)
-    return _centres[encoder.identity]
+    unchanged = np.eye(encoder.dim, dtype=np.float32)
+    none = np.zeros((0, encoder.dim), dtype=np.float32)
+    return SentenceSpace(encoder, _centres[encoder.identity], unchanged, none, "", known={})

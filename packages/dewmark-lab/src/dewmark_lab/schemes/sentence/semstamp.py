@@ -1,30 +1,437 @@
 """SemStamp and k-SemStamp: sentences are drafted until one falls into a bin that the key accepts.
 
-SemStamp (Hou et al. 2024, SemStamp: A Semantic Watermark with Paraphrastic Robustness for Text Generation): d
-hyperplanes divide the space of sentence vectors into 2^d bins (locality-sensitive hashing by signs). After
-each bin the key accepts a share γ of them; a sentence is rejected while its bin is not accepted or one of its
-cosines with the hyperplanes' normals is within the margin of 0. Here both the normals and the accepted bins
-come from the key. Given the hyperplanes, the accepted bins are uniform over keys, so the exact distribution
-holds for each set of hyperplanes, and therefore over all keys.
+Marking draws drafts of the next sentence until one falls into an accepted bin and clears the bin's border by
+a margin. Detection reads a text's complete sentences, each with the one before it (for the first one the
+prompt's last sentence).
 
-k-SemStamp (Hou et al. 2024, k-SemStamp: A Clustering-Based Semantic Watermark): the bins are k clusters of
-ordinary sentences. A sentence belongs to the centroid with the largest cosine, and is rejected unless it is
-closer to it than to the next one by more than the margin. The centroids are public, a part of the artifact;
-which clusters are accepted after which comes from the key.
+After a sentence in bin a, the key accepts a uniform subset of M of the K bins. A text whose sentences go
+n_ab times from bin a to bin b scores S = Σ_ab n_ab [b accepted after a]. The text is fixed, so S is a sum
+over a of independent sums over M bins drawn without replacement: the number of subsets of each size and sum
+is counted bin by bin, and the distributions of all a are convolved. Repeating a transition is therefore no
+new evidence.
+
+SemStamp (Hou et al. 2024): the signs of cosines with d secret hyperplanes' normals make 2^d bins, and a
+sentence is rejected if a cosine is within the margin of 0. k-SemStamp (Hou et al. 2024): the bins are k
+public clusters of ordinary sentences, and a sentence must be closer to its centroid than to the next one by
+more than the margin.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.config import check_rules
-from dewmark.errors import ArtifactError
-from dewmark_lab.schemes.sentence.rejection_sampling import SentenceBins, SentenceScheme, key_stream
+from dewmark.core.keys import Key, KeyStream
+from dewmark.errors import ArtifactError, ConfigError
+from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
+from dewmark.types import Detection, Verdict
+from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark_lab.artifacts import load_artifact
+from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
+from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.sentences import first_end, sentences
+
+if TYPE_CHECKING:
+    import torch
+
+    from dewmark.sampling import Session
+
+Partition = NDArray[np.bool_]
+"""(K, K), True where the second bin is accepted after the first."""
+
+
+def acceptance_pmf(counts: I64, accepted: int) -> F64:
+    """The probabilities of S = 0, 1, …, max S, for transitions (K, K) and ``accepted`` = M of K bins."""
+    pmf = np.ones(1)
+    for row in counts[counts.any(axis=1)]:
+        pmf = np.convolve(pmf, _one_bin(row, accepted))
+    return pmf
+
+
+def _one_bin(row: I64, accepted: int) -> F64:
+    """The distribution of the sum of M of the K numbers of ``row``, drawn without replacement."""
+    ways = np.zeros((accepted + 1, int(np.sort(row)[-accepted:].sum()) + 1))
+    ways[0, 0] = 1.0
+    width = ways.shape[1]
+    for n in row.tolist():
+        for size in range(accepted, 0, -1):  # downwards: each number is drawn at most once
+            ways[size, n:] += ways[size - 1, : max(width - n, 0)]
+    pmf: F64 = ways[accepted] / math.comb(len(row), accepted)
+    return pmf
+
+
+def score_of(counts: I64, partition: Partition) -> int:
+    """S for transitions (K, K) and a partition (K, K)."""
+    return int(counts[partition].sum())
+
+
+def exact_test(counts: I64, partition: Partition) -> Statistic:
+    """P(at least S) over keys. z is S standardized, and L_eff = N² γ(1 − γ) / Var S."""
+    total = int(counts.sum())
+    if total == 0:
+        return NOTHING
+    accepted, score = int(partition[0].sum()), score_of(counts, partition)
+    share = accepted / len(counts)
+    pmf = acceptance_pmf(counts, accepted)
+    values = np.arange(len(pmf))
+    variance = float(pmf @ (values - share * total) ** 2)
+    # S is the same under every key if all bins are visited equally often after each
+    z = (score - share * total) / math.sqrt(variance) if variance > 1e-9 else 0.0
+    effective = total**2 * share * (1.0 - share) / max(variance, 1e-9)
+    return Statistic(z, min(float(pmf[score:].sum()), 1.0), min(effective, float(np.count_nonzero(counts))))
+
+
+def least_p_value(counts: I64, accepted: int) -> float:
+    """The p-value of this text under the key that fits it best, which depends on the text alone."""
+    return float(acceptance_pmf(counts, accepted)[-1])
+
+
+def paper_test(counts: I64, partition: Partition) -> Statistic:
+    """The published test, which takes sentences as independent: z = (S − γN) / √(N γ(1 − γ))."""
+    total = int(counts.sum())
+    if total == 0:
+        return NOTHING
+    share = float(partition[0].mean())
+    z = (score_of(counts, partition) - share * total) / math.sqrt(total * share * (1.0 - share))
+    return Statistic(z, one_sided_p(z), float(total))
+
+
+_NOT_ACCEPTED = -1.0  # worse than an accepted bin too near its border
+UNUSABLE = -float("inf")
+"""The score of a draft that changes a sentence before it."""
+
+
+@dataclass(frozen=True)
+class SentenceScheme(Scheme):
+    """The parameters that such schemes share."""
+
+    needs: ClassVar[Needs] = Needs(encoder=True, artifact=True, drafts=True)
+
+    gamma: float = 0.25
+    """Share γ of the bins that the key accepts after each bin; γ times their number must be an integer."""
+    tries: int = 100
+    """Most drafts of one sentence; after them the best one is taken, marked or not."""
+    drafts: int = 8
+    """Number of drafts written at once: it affects speed only, not the text."""
+    artifact: str | None = None
+    """Folder of the trained artifact; by default the one that comes with the package."""
+
+    def validate(self) -> None:
+        """Check that all values are in range."""
+        check_rules(
+            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
+            (self.tries >= 1, "tries", "be at least 1", self.tries),
+            (self.drafts >= 1, "drafts", "be at least 1", self.drafts),
+        )
+
+    @property
+    def host_free(self) -> bool:
+        """True: detection only reads sentences."""
+        return True
+
+    @abstractmethod
+    def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
+        """The bins that divide the space of sentence vectors."""
+
+    def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> SentenceBound:
+        """Bind the scheme to a key."""
+        return self._bind(key, host, self._space(workspace))
+
+    def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
+        """Rebuild the bound scheme from a stored detector, which holds the space."""
+        space = SentenceSpace.restored(state, workspace)
+        return SentenceBound(self, host, fingerprint, secret=stored_secret(state), space=space)
+
+    def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[SentenceBound]:
+        """Bind the scheme to several keys; sentences are embedded once for all of them."""
+        space = self._space(workspace).remembering()
+        for key in keys:
+            yield self._bind(key, host, space)
+
+    def _space(self, workspace: Workspace) -> SentenceSpace:
+        return SentenceSpace.of(load_artifact(self.artifact, scheme=self.name), workspace)
+
+    def _bind(self, key: Key, host: HostInfo, space: SentenceSpace) -> SentenceBound:
+        secret = key.subkey(f"{self.name}/sentences")
+        return SentenceBound(self, host, key.fingerprint, secret=secret, space=space)
+
+
+class SentenceBins(ABC):
+    """``count`` = K bins that divide the space of sentence vectors."""
+
+    count: int
+
+    @abstractmethod
+    def assign(self, vectors: F32) -> tuple[I64, F64]:
+        """Unit rows (N, r) to bins (N,), and their distance from the bin's border less the margin (N,)."""
+
+
+def key_stream(secret: bytes, purpose: str) -> KeyStream:
+    """The secret's random numbers for one purpose."""
+    return KeyStream(hashlib.blake2b(purpose.encode(), key=secret, digest_size=32).digest())
+
+
+@dataclass(frozen=True)
+class TransitionEvidence(Evidence):
+    """The distinct transitions of a text, and ``counts`` (K, K), how often each bin follows each."""
+
+    counts: I64 = dataclasses.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+
+
+class SentenceUnits(BoundScheme):
+    """A bound scheme that marks whole sentences, which are the units of its detections."""
+
+    def session(
+        self,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Session:
+        """Not available: this scheme chooses between drafts of whole sentences."""
+        raise ConfigError(
+            f"{self.scheme.name} chooses between drafts of whole sentences, which no logits processor can: "
+            "write with Watermark.generate, Host.generate or dewmark generate"
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        """Texts as sentences, numbered in order."""
+        found = [[(s.start, s.end) for s in sentences(text)] for text in texts]
+        return [
+            Tokenized(text, tuple(range(len(spans))), tuple(spans))
+            for text, spans in zip(texts, found, strict=True)
+        ]
+
+
+class SentenceBound(SentenceUnits):
+    """Such a scheme, bound: ``partition`` (K, K) is True where the second bin is accepted after the first."""
+
+    tests = ("exact", "z")
+    scheme: SentenceScheme
+
+    def __init__(
+        self, scheme: SentenceScheme, host: HostInfo, fingerprint: str, *, secret: bytes, space: SentenceSpace
+    ) -> None:
+        super().__init__(scheme, host, fingerprint)
+        self.space = space
+        self.artifact_identity = space.identity
+        self.bins = scheme.bins(secret, space)
+        self._secret = secret
+        count = self.bins.count
+        self._accepted = round(scheme.gamma * count)
+        if not math.isclose(self._accepted, scheme.gamma * count) or not 0 < self._accepted < count:
+            raise ConfigError(
+                f"gamma must accept a whole number of the {count} bins, got {scheme.gamma}: "
+                f"use a multiple of {1 / count:g} below 1"
+            )
+        self.partition: Partition = np.zeros((count, count), dtype=bool)
+        for before in range(count):
+            order = key_stream(secret, f"after {before}").permutation(count)
+            self.partition[before, order[: self._accepted]] = True
+
+    def drafts(self, prompts: Sequence[str]) -> SentenceDrafts:
+        """Start choosing the sentences that follow these prompts."""
+        return SentenceDrafts(prompts, self)
+
+    def test_texts(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+    ) -> Iterator[tuple[Evidence, Statistic]]:
+        """``exact`` over random keys (the default), or the published ``z``."""
+        apply = exact_test if test == "exact" else paper_test
+        for evidence in self._transitions(texts, prompts):
+            yield evidence, apply(evidence.counts, self.partition)
+
+    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+        """The transitions' scores.
+
+        Bins are drawn without replacement, so two transitions from one bin exclude each other a little: their
+        scores have the correlation −1/(K − 1), that of the corners of a simplex.
+        """
+        return list(self._transitions(texts, prompts))
+
+    def _mean_score(self, evidence: Evidence) -> float:
+        """The mean standardized score of the text's transitions."""
+        scored = evidence.positions[evidence.positions >= 0]
+        return float(evidence.alignments[scored].mean()) if len(scored) else 0.0
+
+    def _detection(
+        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+    ) -> Detection:
+        """The result for one text; it is too short if no key could be detected in it."""
+        assert isinstance(evidence, TransitionEvidence)
+        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
+        verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
+        if least_p_value(evidence.counts, self._accepted) >= fpr:
+            verdict = Verdict.TOO_SHORT
+        return dataclasses.replace(found, verdict=verdict)
+
+    def state(self) -> State:
+        """The secret derived from the key, and the space. As secret as the key."""
+        meta, arrays = self.space.stored()
+        kept: dict[str, NDArray[Any]] = {"secret": np.frombuffer(self._secret, dtype=np.uint8), **arrays}
+        return State(meta=meta, arrays=kept)
+
+    def _transitions(
+        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
+    ) -> Iterator[TransitionEvidence]:
+        """The transitions of each text; all sentences are embedded in one call."""
+        before = [_last_sentence(prompt.text) for prompt in prompts]
+        found = [sentences(text.text) for text in texts]
+        read = [
+            [*filter(None, [last]), *(text.text[s.start : s.end] for s in mine if s.complete)]
+            for text, last, mine in zip(texts, before, found, strict=True)
+        ]
+        vectors = self.space.vectors([sentence for each in read for sentence in each])
+        start = 0
+        for last, mine, each in zip(before, found, read, strict=True):
+            bins, _ = self.bins.assign(vectors[start : start + len(each)])
+            start += len(each)
+            yield self._evidence(bins, first=0 if last else 1, count=len(mine))
+
+    def _evidence(self, bins: I64, *, first: int, count: int) -> TransitionEvidence:
+        """Evidence of ``count`` sentences, of which ``first`` is the first with a sentence before it."""
+        pairs = np.column_stack((bins[:-1], bins[1:]))
+        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+        positions = np.full(count, -1, dtype=np.int64)
+        positions[first : first + len(pairs)] = inverse
+        K = self.bins.count
+        share = self._accepted / K
+        variance = share * (1.0 - share)
+        corners = (np.eye(K) - 1.0 / K) * math.sqrt(K / (K - 1.0))
+        scores = self.partition[tuple(distinct.T)] - share
+        counts = np.zeros((K, K), dtype=np.int64)
+        np.add.at(counts, tuple(pairs.T), 1)
+        return TransitionEvidence(
+            scores=scores,
+            alignments=scores / math.sqrt(variance),
+            weights=np.bincount(inverse, minlength=len(distinct)).astype(np.float64),
+            positions=positions,
+            T=corners[distinct[:, 1]].astype(np.float32),
+            C=distinct[:, 0],
+            kernel=(variance,),
+            counts=counts,
+        )
+
+
+@dataclass
+class GrowingText:
+    """A growing text: its last judged sentence, ``judged`` characters long, and what follows it.
+
+    ``bin`` is that sentence's bin, ``previous`` the bin of the sentence before. Before the first sentence,
+    ``bin`` is that of the prompt's last sentence, if there is one.
+    """
+
+    bin: int | None
+    previous: int | None = None
+    tail: str = ""
+    judged: int = 0
+    _ends_before: dict[str, bool] = dataclasses.field(default_factory=dict)
+
+    def judge(self, tail: str) -> None:
+        """Take the first sentence of ``tail`` as the judged one."""
+        self.tail, self.judged = tail, first_end(tail, last=True) or 0
+        self._ends_before = {}
+
+    def certain(self, draft: str) -> bool:
+        """Whether the judged sentence ends where it did if the draft follows; the next character decides."""
+        after = (self.tail[self.judged :] or draft)[:1]
+        if after not in self._ends_before:
+            self._ends_before[after] = first_end(self.tail[: self.judged] + after) == self.judged
+        return self._ends_before[after]
+
+
+class SentenceDrafts(DraftJudge):
+    """Accepts a sentence whose bin the key accepts after the one before it, clear of the bin's border."""
+
+    def __init__(self, prompts: Sequence[str], bound: SentenceBound) -> None:
+        self.tries, self.at_once = bound.scheme.tries, bound.scheme.drafts
+        self._space, self._bins, self._partition = bound.space, bound.bins, bound.partition
+        last = [_last_sentence(prompt) for prompt in prompts]
+        found = iter(self._assign([text for text in last if text])[0])
+        self._texts = [GrowingText(next(found) if text else None) for text in last]
+        self._known: dict[str, int] = {}  # bins of all sentences judged so far
+
+    def end(self, row: int, draft: str, *, last: bool = False) -> int | None:
+        """Where the draft's sentence ends; at once if the draft changes the sentence before it."""
+        text = self._texts[row]
+        joined = text.tail + draft
+        if text.judged and not text.certain(draft):
+            before = first_end(joined, last=last)
+            if before != text.judged:
+                # closing quotes or brackets may still follow, which leaves that open
+                unsure = before is None and first_end(joined, last=True) == len(joined)
+                return None if unsure else len(draft)
+        end = first_end(joined, start=text.judged, last=last)
+        return None if end is None else max(end - len(text.tail), 0)
+
+    def judge(self, rows: Sequence[int], drafts: Sequence[str]) -> list[float]:
+        """How far each draft lies beyond the margin from its bin's border, if the key accepts its bin."""
+        found = [self._sentence(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        distinct = list(dict.fromkeys(text for text in found if text is not None))
+        bins, slack = self._assign(distinct)
+        self._known.update(zip(distinct, bins, strict=True))
+        beyond = dict(zip(distinct, slack, strict=True))
+        scores = []
+        for row, text in zip(rows, found, strict=True):
+            before = self._texts[row].bin
+            if text is None:
+                scores.append(UNUSABLE)
+            elif before is None:  # the sentence depends on none, and detection does not score it
+                scores.append(1.0)
+            else:
+                accepted = self._partition[before, self._known[text]]
+                scores.append(beyond[text] if accepted else _NOT_ACCEPTED)
+        return scores
+
+    def accept(self, row: int, draft: str) -> None:
+        """Make the draft's sentence the one that the next depends on."""
+        text = self._texts[row]
+        text.tail += draft
+        if self._sentence(row, "") is None:
+            # no draft was usable, and this one changed the sentence before: read that again
+            text.judged, text.bin = 0, text.previous
+        text.judge(text.tail[text.judged :].lstrip())
+        if text.judged:
+            text.previous, text.bin = text.bin, self._after(text)
+
+    def _assign(self, texts: Sequence[str]) -> tuple[list[int], list[float]]:
+        bins, slack = self._bins.assign(self._space.vectors(texts))
+        return bins.tolist(), slack.tolist()
+
+    def _after(self, text: GrowingText) -> int:
+        """What the next sentence depends on: the bin of the sentence just accepted."""
+        sentence = text.tail[: text.judged].rstrip()
+        if sentence not in self._known:
+            self._known[sentence] = self._assign([sentence])[0][0]
+        return self._known[sentence]
+
+    def _sentence(self, row: int, draft: str) -> str | None:
+        """The sentence that a draft adds, or None if it adds none or changes the one before."""
+        text = self._texts[row]
+        joined = text.tail + draft
+        if text.judged and first_end(joined, last=True) != text.judged:
+            return None
+        end = first_end(joined, start=text.judged, last=True)
+        return None if end is None else joined[text.judged : end].strip()
+
+
+def _last_sentence(prompt: str) -> str:
+    """The prompt's last sentence, complete or not; empty if it has none."""
+    found = sentences(prompt)
+    return prompt[found[-1].start : found[-1].end] if found else ""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32
-from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
-from dewmark.errors import ArtifactError, VocabularyError
+from dewmark.errors import ArtifactError
 from dewmark.scheme import State
 from dewmark.workspace import Workspace
-from dewmark_lab.artifacts import Artifact
+from dewmark_lab.artifacts import Artifact, named_encoder, stored_encoder
 
 _CHARACTERS = 1000  # of a sentence that the encoder reads, so that an endless one does not take forever
 _AT_ONCE = 512
@@ -60,8 +59,7 @@ class SentenceSpace:
     @classmethod
     def of(cls, artifact: Artifact, workspace: Workspace) -> SentenceSpace:
         """The space of a trained artifact."""
-        encoder = load_encoder(artifact.encoder, progress=workspace.progress)
-        artifact.require_encoder(encoder.identity, name=encoder.name)
+        encoder = artifact.open_encoder(workspace)
         try:
             return cls._joined(encoder, artifact.arrays, artifact.identity)
         except KeyError as missing:
@@ -70,12 +68,7 @@ class SentenceSpace:
     @classmethod
     def restored(cls, state: State, workspace: Workspace) -> SentenceSpace:
         """The space of a stored detector."""
-        encoder = load_encoder(state.meta["encoder"], progress=workspace.progress)
-        if encoder.identity != state.meta["encoder_identity"]:
-            raise VocabularyError(
-                f"the detector was made with encoder {state.meta['encoder_identity']}, "
-                f"but {encoder.identity} is installed; export the detector again"
-            )
+        encoder = stored_encoder(state, workspace)
         return cls._joined(encoder, state.arrays, str(state.meta["artifact"]))
 
     @classmethod
@@ -107,9 +100,5 @@ class SentenceSpace:
 
     def stored(self) -> tuple[dict[str, str], dict[str, F32]]:
         """Metadata and arrays from which `restored` rebuilds the space."""
-        meta = {
-            "encoder": self.encoder.name,
-            "encoder_identity": self.encoder.identity,
-            "artifact": self.identity,
-        }
+        meta = {**named_encoder(self.encoder), "artifact": self.identity}
         return meta, {"mean": self.mean, "matrix": self.matrix, "centroids": self.centroids}
