@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 SMALL = ["--host", "random:tiny", "--device", "cpu", "--repeats", 1, "-q"]
-SCHEMES = ["--schemes", "kgw,exp", "--schemes", "dew-bias:encoder=random:32"]
+SCHEMES = ["--schemes", "kgw,exp", "--schemes", "dew-white-2.0:encoder=random:32"]
 
 
 def test_marks_are_compared_with_no_mark_and_with_peers(run):
@@ -26,7 +26,7 @@ def test_detection_as_json(run):
     done = run("bench", "detect", *SMALL, *SCHEMES, "--texts", 4, "--tokens", 40, "--json")
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in done.out.splitlines()]
-    assert {row["row"] for row in rows} == {"tokenizing", "kgw", "exp", "dew-bias:encoder=random:32"}
+    assert {row["row"] for row in rows} == {"tokenizing", "kgw", "exp", "dew-white-2.0:encoder=random:32"}
     assert all(row["ms_min"] > 0 and row["ratio"] > 0 and row["rounds"] == 1 for row in rows)
 
 

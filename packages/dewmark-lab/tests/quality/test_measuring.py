@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dewmark.errors import UnknownNameError
-from dewmark_lab.quality.equivalence import mean_interval
+from dewmark_lab.metrics import mean_interval
 from dewmark_lab.quality.measuring import PROSE, Suite, margins_of, top_shares
 from dewmark_lab.quality.texts import top_share
 

@@ -7,18 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.evaluation.quality import TextPair
 from dewmark_lab.quality.texts import (
     distinct_words,
     doubled,
     identical_pairs,
     loops,
-    paired_measures,
     self_bleu,
     text_measures,
     top_share,
-    unlisted,
-    words_per_token,
 )
 
 
@@ -27,13 +23,6 @@ def test_doubled_neighbours_are_counted_per_100_words():
     assert doubled(text) == pytest.approx(100 * 2 / 11)  # numbers may repeat
     assert doubled("one word after another") == 0.0
     assert doubled("…") is None
-
-
-def test_words_are_counted_by_tokens_and_by_the_list():
-    assert words_per_token("Run, little river, run!", tokens=8) == 0.5
-    assert words_per_token("", tokens=0) is None
-    assert unlisted("the river Qzxvunk's bank", listed={"the", "river", "bank"}) == 0.25
-    assert unlisted("the river bank") == 0.0  # the package's lexicon
 
 
 def test_distinct_words_do_not_depend_on_length():
@@ -113,20 +102,3 @@ def test_the_measures_of_a_text_in_one_call():
     nothing = text_measures("", tokens=0)
     assert nothing.pop("loops") == 0.0
     assert set(nothing.values()) == {None}
-
-
-def test_intervals_count_prompts_not_texts():
-    """The same pairs under ten keys are no more evidence than under one."""
-    rng = np.random.default_rng(0)
-    stock = ["stone", "bridge", "river", "meadow", "harbour", "lantern", "orchard", "window"]
-
-    def text() -> str:
-        return " ".join(rng.choice(stock, size=12))
-
-    pairs = [TextPair(str(i), text(), text()) for i in range(30)]
-    once, often = paired_measures(pairs, listed=stock[:4]), paired_measures(pairs * 10, listed=stock[:4])
-    assert once.keys() == {"unlisted", "doubled", "distinct", "repeated", "loops"}
-    for name in ("unlisted", "doubled", "distinct"):
-        assert once[name].low < 0.0 < once[name].high  # both texts are alike
-        assert often[name].to_dict() == pytest.approx(once[name].to_dict())
-    assert set(paired_measures(pairs[:1]).values()) == {None}

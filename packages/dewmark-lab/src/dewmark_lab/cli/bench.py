@@ -12,21 +12,20 @@ from dewmark.cli.terminal import Progress, emit, results, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark_lab.bench.measures import BenchResult
+    from dewmark_lab.bench.measures import Cost
 
 app = typer.Typer(
     name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
 )
-_BASES = ("none", "tokenizing")
-MARKS = ("dew", "kgw", "synthid", "exp")
-STANDARD = ("dew", "dew-bias", "dew-gumbel", "kgw", "unigram", "exp", "synthid")
+MARKS = ("dew-default", "kgw", "synthid", "exp")
+STANDARD = ("dew-default", "dew-white-2.0", "dew-tokens", "kgw", "unigram", "exp", "synthid")
 
 Schemes = Annotated[
     list[str] | None,
     typer.Option(
         "--schemes",
         metavar="NAME[:FIELD=VALUE,…]",
-        help="Configuration to time, or all; repeatable.",
+        help="Row of reproduce to time, or all; repeatable.",
         show_default=", ".join(STANDARD),
     ),
 ]
@@ -44,7 +43,7 @@ def marks(
         typer.Option(
             "--schemes",
             metavar="NAME[:FIELD=VALUE,…]",
-            help="Configuration to time; repeatable.",
+            help="Row of reproduce to time; repeatable.",
             show_default=", ".join(MARKS),
         ),
     ] = None,
@@ -82,7 +81,7 @@ def marks(
                 progress=progress,
             )
         )
-    _report(found, json_=json_, quartiles=True)
+    _report(found, json_=json_)
 
 
 @app.command()
@@ -116,19 +115,16 @@ def detect(
 
 
 def _names(schemes: Sequence[str] | None) -> list[str]:
-    from dewmark_lab.bench.measures import CONFIGURATIONS, configuration
+    from dewmark_lab.bench.measures import configuration
+    from dewmark_lab.experiments.recipe import catalogue
 
-    names = [name for part in schemes or STANDARD for name in _split(part)]
+    # a,b is two rows, a:x=1,y=2 is one with two settings
+    names = [name for part in schemes or STANDARD for name in ([part] if ":" in part else part.split(","))]
     if names == ["all"]:
-        return list(CONFIGURATIONS)
+        return catalogue()
     for name in names:
         configuration(name)  # checks it
     return names
-
-
-def _split(names: str) -> list[str]:
-    """``a,b`` is two configurations, ``a:x=1,y=2`` is one with two settings."""
-    return [names] if ":" in names else names.split(",")
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -145,7 +141,7 @@ def _threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = False) -> None:
+def _report(found: Sequence[Cost], *, json_: bool) -> None:
     if json_:
         for row in found:
             emit(row.to_dict())
@@ -154,26 +150,13 @@ def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = Fals
 
     measures = list(dict.fromkeys(row.measure for row in found))
     table = Table("", *measures, box=None, pad_edge=False)
-    cells = {(row.measure, row.row): row.cost for row in found}
-    rows = dict.fromkeys(row.row for row in found)
-    for name in sorted(rows, key=lambda name: name not in _BASES):  # baselines first
+    cells = {(row.measure, row.row): row for row in found}
+    for name in dict.fromkeys(row.row for row in found):  # the baseline first
         line = []
         for measure in measures:
-            cost = cells.get((measure, name))
-            if cost is None:
-                line.append("–")
-                continue
-            if quartiles:
-                low, high = (1000 * value for value in cost.quartiles)
-                more = "" if name == "none" else f" {100 * ((cost.ratio or 1.0) - 1):+.1f}%"
-                line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms{more}")
-                continue
-            ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
-            ms = 1000 * cost.fastest
-            line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
+            cost = cells[measure, name]
+            low, high = (1000 * value for value in cost.quartiles)
+            line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms  x{cost.ratio:.3g}")
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
-    if quartiles:
-        write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
-        return
-    write("fastest round; x: ratio to the first row, median over rounds\n")
+    write("median and quartiles over rounds; x: ratio to the first row in the same round, the median\n")
