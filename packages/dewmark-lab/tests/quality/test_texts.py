@@ -14,7 +14,6 @@ from dewmark_lab.quality.texts import (
     loops,
     self_bleu,
     text_measures,
-    top_share,
 )
 
 
@@ -48,15 +47,6 @@ def test_a_loop_is_a_phrase_three_times_in_a_row():
     long = " ".join(f"word{i}" for i in range(40))
     assert not loops(f"{long} {long} {long}")
     assert loops(f"{long} {long} {long}", longest=40)
-
-
-def test_the_commonest_content_words_show_a_taste():
-    letters = "abcdefghij"
-    plain = [f"lantern{a}{b} orchard{a}{b} meadow{a}{b} the of" for a in letters for b in letters[:4]]
-    tasteful = [f"{text} harbour harbour" for text in plain]
-    assert top_share(plain, top=3) == 3 / 120
-    assert top_share(tasteful, top=3) == (80 + 2) / 200
-    assert top_share(["the of"]) is None
 
 
 def test_self_bleu_by_hand():

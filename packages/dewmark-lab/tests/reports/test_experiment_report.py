@@ -94,7 +94,7 @@ def main_table() -> PaperTable:
 def test_all_files_are_written(run: Path, texts: dict[str, str]) -> None:
     assert set(texts) == {"report.md", "results.csv"}
     pictures = {file.stem for file in (run / "figures").iterdir()}
-    assert pictures == {"at-a-glance", "scores", "roc", "robustness-perplexity"}
+    assert pictures == {"at-a-glance", "roc", "robustness-perplexity"}
     page = texts["report.md"]
     assert all(f"](figures/{name}.png)" in page for name in pictures)
     assert "dewmark reproduce main" in page

@@ -18,7 +18,6 @@ from dewmark_lab.reports.plots import (
     panels,
     robustness_against_perplexity,
     roc_curves,
-    score_distributions,
     small_png,
 )
 from dewmark_lab.reports.run_results import QualityFigures
@@ -85,31 +84,14 @@ def test_at_a_glance_shows_both_thresholds() -> None:
             assert (at.tpr.mean, float(y)) in drawn
 
 
-def test_score_distributions_have_one_panel_per_cell_without_truncations() -> None:
-    figure = score_distributions(ROWS, FOUND)
-    assert len(figure.axes) == 3 * 3
-    assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == [
-        "unattacked",
-        "delete-0.3",
-        "translate",
-    ]
-    cell = FOUND.cell("dew-2.0", "translate")
-    assert cell is not None
-    at = cell.at("clean", 0.01)
-    assert at is not None
-    (threshold,) = figure.axes[2].lines
-    assert threshold.get_xdata()[0] == pytest.approx(np.mean(at.thresholds))
-
-
 def test_every_attack_is_drawn_or_counted() -> None:
     """Every attack has a panel; ROC curves run out of colours, and the legend says how many are missing."""
     attacks = {CLEAN: (1.0, 0.0), **{f"delete-{r}": (1.0 - r / 10, 0.0) for r in range(1, 8)}}
     rows = scored({"dew": 3.0}, attacks, texts=40, seeds=2)
     found = evaluate(rows)
     names = ["unattacked", *(f"delete-{r}" for r in range(1, 8))]
-    for figure in (at_a_glance(found), score_distributions(rows, found)):
-        drawn = [axes for axes in figure.axes if axes.get_visible()]
-        assert [axes.get_title(loc="left") for axes in drawn] == names
+    drawn = [axes for axes in at_a_glance(found).axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in drawn] == names
     curves = roc_curves(rows, found)
     assert "1 more, not drawn" in [text.get_text() for text in curves.legends[0].get_texts()]
     solid = lines(curves, 0, "-")
@@ -127,7 +109,7 @@ def test_truncated_texts_are_drawn_by_length() -> None:
 
 
 def judged(kind: str, perplexity: float) -> QualityFigures:
-    return QualityFigures(kind, Spread(perplexity, 0.0, (perplexity,)), None, None, None, None, None, {})
+    return QualityFigures(kind, Spread(perplexity, 0.0, (perplexity,)), None, {}, {})
 
 
 def test_a_line_joins_the_strengths_of_one_scheme() -> None:

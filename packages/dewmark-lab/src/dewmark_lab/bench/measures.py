@@ -1,11 +1,8 @@
-"""The measures of ``dewmark bench``: marks, and detection, each with every scheme in turns.
+"""What a step of writing costs with each mark: writers take turns on real text, in rounds.
 
-- marks: writers with each mark take turns on real text, the default first, compared with no mark and with the
-  marks that transformers and vLLM have themselves;
-- detection: per text of a fixed length, compared with tokenizing it, which every detector has to do.
-
-Every round uses new texts and tokens, so that caches do not help; the first round builds tables, and is not
-counted. A busy machine disturbs all tasks of a round alike, so ratios are taken within rounds.
+Marks are compared with no mark and with the marks that transformers and vLLM have themselves. Every round
+writes new tokens; the first one builds tables, and is not counted. A busy machine disturbs all writers of a
+round alike, so ratios are taken within rounds.
 """
 
 from __future__ import annotations
@@ -24,25 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dewmark.config import cache_dir, parse_settings
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.encoders.word_vectors import register_texts
 from dewmark.hosts import host_info
 from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.prompts import openings
 from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme, Scheme
-from dewmark.workspace import Progress, Tokenizer, Workspace, silent
+from dewmark.workspace import Progress, Workspace, silent
 from dewmark_lab.bench.random_models import RANDOM
 from dewmark_lab.experiments.recipe import catalogue_entry
 
-NONE, TOKENIZING = "none", "tokenizing"
-"""The baselines of marks and detection."""
+NONE = "none"  # the baseline
 
 _PROMPT = 20  # tokens before the first step
 _MIN_ROUNDS = 6  # for a 95% interval of a median
@@ -279,92 +273,6 @@ def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[tor
     return found
 
 
-# Detection
-
-
-def bench_detection(
-    host: TransformersHost,
-    names: Sequence[str],
-    *,
-    texts: int,
-    tokens: int,
-    repeats: int,
-    progress: Progress = silent,
-) -> Iterator[Cost]:
-    """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
-    device = host.device
-    with _bound(names, host, progress) as schemes:
-        detectors: dict[str, Callable[[Sequence[str]], object]] = {
-            TOKENIZING: lambda many: host.tokenizer.encode(list(many))
-        }
-        for name, bound in schemes.items():
-            move = getattr(bound, "on", None)  # of schemes whose test can run on a device
-            detectors[name] = (bound if move is None else move(str(device))).detect_batch
-        for batched, count in ((True, texts), (False, max(texts // 8, 1))):
-            pool = functools.lru_cache(maxsize=1)(
-                functools.partial(_round_texts, host.tokenizer, count, tokens, batched)
-            )
-            yield from time_tasks(
-                f"detection, {f'a batch of {count}' if batched else 'one by one'}",
-                {
-                    name: functools.partial(_detect, detect, pool, batched, device)
-                    for name, detect in detectors.items()
-                },
-                baseline=TOKENIZING,
-                repeats=repeats,
-                progress=progress,
-            )
-
-
-def _round_texts(tokenizer: Tokenizer, count: int, tokens: int, batched: bool, number: int) -> list[str]:
-    return random_texts(tokenizer, count, tokens=tokens, seed=2 * number + batched)
-
-
-def _detect(
-    detect: Callable[[Sequence[str]], object],
-    pool: Callable[[int], list[str]],
-    batched: bool,
-    device: torch.device,
-    number: int,
-) -> float:
-    """Seconds per text of a round, in one batch or one by one."""
-    texts = pool(number)
-    parts = [texts] if batched else [[text] for text in texts]
-    return _seconds(lambda: [detect(part) for part in parts], device) / len(texts)
-
-
-# Prompts to continue and texts to score. Texts must not repeat, or caches would make the second one cheaper:
-# they are random walks over adjacent words of the package's English texts, with ever new windows.
-
-
 def prompts(count: int) -> list[str]:
     """The first ``count`` of the package's openings, repeated if there are too few."""
     return [row["text"] for row in itertools.islice(itertools.cycle(openings()), count)]
-
-
-def random_texts(tokenizer: Tokenizer, count: int, *, tokens: int, seed: int) -> list[str]:
-    """``count`` texts of ``tokens`` tokens, give or take two; every seed has its own."""
-    random = np.random.default_rng(seed)
-    texts = tokenizer.encode([_random_walk(random, tokens) for _ in range(count)])  # a token or more per word
-    return tokenizer.decode([text.ids[:tokens] for text in texts])
-
-
-def _random_walk(random: np.random.Generator, length: int) -> str:
-    words, successors = _word_pairs()
-    at = int(random.integers(len(words)))
-    walk = []
-    for share in random.random(length):
-        walk.append(words[at])
-        following = successors[words[at]]
-        at = following[int(share * len(following))]
-    return " ".join(walk)
-
-
-@functools.cache
-def _word_pairs() -> tuple[list[str], dict[str, list[int]]]:
-    """All words in order, and for each distinct word the positions that follow it."""
-    words = " ".join(register_texts()).split()
-    successors: dict[str, list[int]] = {}
-    for position, word in enumerate(words):
-        successors.setdefault(word, []).append((position + 1) % len(words))
-    return words, successors

@@ -10,7 +10,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
-from dewmark_lab.prompt_sources import package_prompts
+from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def power(
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    prompts = package_prompts(number, option="--number", chat=chat) if texts is None else []
+    asked = prompt_texts(REQUESTS if chat else OPENINGS, number, option="--number") if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
@@ -80,7 +80,7 @@ def power(
         if texts is None:
             sample = write_sample(
                 watermark,
-                prompts,
+                [row["text"] for row in asked],
                 tokens=min(tokens, max(25, *lengths)),
                 seed=seed,
                 options=options.decoding_options(temperature=temperature, top_p=top_p),

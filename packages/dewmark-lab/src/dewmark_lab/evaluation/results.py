@@ -76,25 +76,24 @@ class ScoreRow:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
         """The inverse of `to_dict`; unknown fields are ignored."""
+        types = {
+            "scheme": str,
+            "attack": str,
+            "seed": int,
+            "kind": str,
+            "id": str,
+            "score": float,
+            "tokens": int,
+        }
+        if missing := types.keys() - row.keys():
+            raise InputError(f"a scored text needs the field {min(missing)!r}")
         try:
-            p_value, kept = row.get("p_value"), row.get("kept")
-            return cls(
-                scheme=str(row["scheme"]),
-                attack=str(row["attack"]),
-                seed=int(row["seed"]),
-                kind=str(row["kind"]),
-                id=str(row["id"]),
-                score=float(row["score"]),
-                p_value=None if p_value is None else float(p_value),
-                tokens=int(row["tokens"]),
-                kept=None if kept is None else float(kept),
-            )
-        except KeyError as error:
-            raise InputError(f"a scored text needs the field {error}") from None
+            found: dict[str, Any] = {name: kind(row[name]) for name, kind in types.items()}
+            for name in ("p_value", "kept"):
+                found[name] = None if row.get(name) is None else float(row[name])
         except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"a scored text has a field of the wrong type: {error}") from None
+        return cls(**found)
 
 
 def read_scores(path: Path) -> list[ScoreRow]:

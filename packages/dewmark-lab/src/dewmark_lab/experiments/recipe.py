@@ -82,18 +82,6 @@ class SchemeEntry:
         """The name of the model that reads the texts."""
         return self.host if self.reader == "host" else self.reader
 
-    @property
-    def relative_cost(self) -> int:
-        """Roughly how long a text takes, relative to a scheme that only looks up tables.
-
-        Drafting sentences costs most, then running an encoder (unless contexts are composed from tables),
-        then running the host to detect.
-        """
-        scheme = self.build()
-        needs = scheme.needs_as_set
-        encodes = needs.encoder and getattr(scheme, "context_encoding", "window") == "window"
-        return 1 + 4 * needs.host_at_detection + 8 * encodes + 32 * needs.drafts
-
 
 @dataclass(frozen=True)
 class AttackEntry:

@@ -147,7 +147,7 @@ def _tasks(run: Run) -> list[ScoreTexts]:
                 if pending is not None:
                     columns.setdefault(CLEAN if each.tokens else each.attack, []).append(pending)
             tasks += [ScoreTexts.for_run(run, group[0], seed, column) for column in columns.values()]
-    return sorted(tasks, key=lambda task: -task.entry.relative_cost * task.rows)
+    return sorted(tasks, key=lambda task: -task.rows)
 
 
 def _kept(row: Row, text: str) -> dict[str, float]:

@@ -23,7 +23,6 @@ def generate_texts(run: Run) -> None:
         wanted += [(host, None, seed, run.unmarked(host, seed)) for host in run.hosts]
         wanted += [(entry.host, entry, seed, run.marked(entry, seed)) for entry in recipe.schemes]
     wanted = [each for each in wanted if each[-1].count() < number]
-    wanted.sort(key=lambda each: -each[1].relative_cost if each[1] else 0)  # the longest first
     prompts = {host: run.prompts(host, number) for host in dict.fromkeys(each[0] for each in wanted)}
     run.build_scheme_caches([entry for _, entry, *_ in wanted if entry is not None], tasks=len(wanted))
     run.fill(

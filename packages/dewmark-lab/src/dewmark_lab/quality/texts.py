@@ -11,8 +11,8 @@ Of one text:
 
 Of several texts:
 
-- *top share*: of all content words, the share of the 50 commonest: whether a key has a taste. It falls with
-  the number of texts, so compare equal numbers.
+- *top share* (`measuring.top_shares`): of all content words, the share of the 50 commonest: whether a key has
+  a taste. It falls with the number of texts, so compare equal numbers.
 - *Self-BLEU* and *identical pairs* of answers to one prompt: whether everybody gets the same answer.
 
 Boundary: texts in, numbers out; None where a share has nothing to count.
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dewmark.text.words import repetition, words
-from dewmark_lab.evaluation.quality import Words, content_words, listed_words, unlisted
+from dewmark_lab.evaluation.quality import Words, listed_words, unlisted
 
 TOP = 50
 _WINDOW = 50  # words
@@ -83,12 +83,6 @@ def loops(text: str, *, turns: int = _TURNS, longest: int = _LONGEST_LOOP) -> bo
             if run == (turns - 1) * length:
                 return True
     return False
-
-
-def top_share(texts: Sequence[str], *, top: int = TOP) -> float | None:
-    """Of all content words of texts, the share of the ``top`` commonest ones."""
-    counts = Counter(form for text in texts for form in content_words(text))
-    return sum(count for _, count in counts.most_common(top)) / counts.total() if counts else None
 
 
 def self_bleu(texts: Sequence[str]) -> float | None:

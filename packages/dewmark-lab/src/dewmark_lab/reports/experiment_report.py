@@ -27,10 +27,6 @@ _AT_A_GLANCE = (
     "Share of marked texts found at {level}. Filled: thresholds from unmarked texts after the same attack. "
     "Hollow: from unattacked ones. A gap between them is a shifted null, not robustness."
 )
-_SCORES = (
-    "Scores of marked and unmarked texts. If orange lies to the right of the grey outline, the attack raises "
-    "the score of unmarked texts too."
-)
 _ROC = (
     "ROC curves, mean over seeds. Solid: against unmarked texts after the same attack. Dashed: against "
     "unattacked ones."
@@ -93,8 +89,6 @@ def _draw(run: RunResults, configuration: Mapping[str, Any]) -> list[Drawn]:
         ("at-a-glance", _AT_A_GLANCE.format(level=level), plots.at_a_glance(evaluation, rate=rate))
     ]
     if run.scores:
-        scores = plots.score_distributions(run.scores, evaluation, rate=rate)
-        drawn.append(("scores", _SCORES, scores))
         drawn.append(("roc", _ROC, plots.roc_curves(run.scores, evaluation)))
     bands = "; bands are exact 95% intervals" if plots.has_bands(evaluation) else ""
     by_length = plots.by_length(evaluation, whole=_text_length(configuration), rate=rate)

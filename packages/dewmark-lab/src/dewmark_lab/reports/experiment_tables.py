@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from dewmark.stats.rates import Rate
+from dewmark_lab.evaluation.quality import MEASURES
 from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Evaluation, ResultCell
 from dewmark_lab.reports.paper import PaperTable, measure_column
 from dewmark_lab.reports.run_results import (
@@ -40,12 +41,6 @@ _NEGATIVES = {
     "matched": "the host's own unmarked texts after the same attack",
     "human": "human texts, unattacked",
     "human-matched": "human texts after the same attack",
-}
-
-_PAIRED = {  # differences from the unmarked text of the same prompt and seed
-    "distinct_content": "Δ distinct content",
-    "unlisted": "Δ unlisted",
-    "repetition": "Δ repetition",
 }
 
 _STEALING = (  # field of stealing.jsonl, heading, decimals
@@ -247,11 +242,11 @@ def _with_quality(
 
 def _quality_table(run: RunResults) -> Table:
     """Perplexity, preference, diversity and length of each scheme's texts and of unmarked ones."""
-    others = [("distinct content", 3), ("unlisted", 3), ("repetition", 3), ("tokens", 0)]
     columns = [measure_column("perplexity"), Column("over unmarked (nats)", better="", sign=True)]
-    columns += [Column(head, better="", sign=True) for head in _PAIRED.values()]
+    heads = [name.replace("_", " ") for name in MEASURES]
+    columns += [Column(f"Δ {head}", better="", sign=True) for head in heads]  # from the unmarked texts
     columns.append(measure_column("nps"))
-    columns += [Column(head, decimals=decimals, better="") for head, decimals in others]
+    columns += [*(Column(head, better="") for head in heads), Column("tokens", decimals=0, better="")]
     rows = []
     for scheme, quality in run.quality.items():
         plain = quality.kind != "marked"
@@ -259,12 +254,9 @@ def _quality_table(run: RunResults) -> Table:
         values = (
             from_spread(quality.perplexity),
             from_interval(quality.over_unmarked),
-            *(from_interval(quality.paired.get(name)) for name in _PAIRED),
+            *(from_interval(quality.paired.get(name)) for name in MEASURES),
             from_spread(run.preference.get(scheme)),
-            from_spread(quality.distinct_content),
-            from_spread(quality.unlisted),
-            from_spread(quality.repetition),
-            from_spread(quality.tokens),
+            *map(from_spread, quality.means.values()),
         )
         rows.append(TableRow(name, values, baseline=plain))
     note = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -80,31 +79,27 @@ def paper_tables() -> dict[str, PaperTable]:
     import yaml
 
     file = resources.files("dewmark_lab") / "data" / "paper_tables.yaml"
-    data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {name: _parse_table(name, raw) for name, raw in data["tables"].items()}
-
-
-def _parse_table(name: str, raw: dict[str, Any]) -> PaperTable:
-    rows = tuple(
-        PaperRow(
-            scheme=row["scheme"],
-            label=row["label"],
-            values=tuple(map(_parse_value, row["values"])),
-            also=tuple(row.get("also", ())),
+    tables: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["tables"]
+    found = {}
+    for name, raw in tables.items():
+        rows = tuple(
+            PaperRow(
+                row["scheme"],
+                row["label"],
+                tuple(map(_parse_value, row["values"])),
+                tuple(row.get("also", ())),
+            )
+            for row in raw["rows"]
         )
-        for row in raw["rows"]
-    )
-    columns = tuple(PaperColumn(**each) for each in raw["columns"])
-    return PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
+        columns = tuple(PaperColumn(**each) for each in raw["columns"])
+        found[name] = PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
+    return found
 
 
 def _parse_value(raw: float | list[float] | None) -> Estimate | None:
     if raw is None:
         return None
-    if isinstance(raw, list):
-        value, half_range = raw
-        return Estimate(value, half_range)
-    return Estimate(raw)
+    return Estimate(*raw) if isinstance(raw, list) else Estimate(raw)
 
 
 def measure_column(measure: str, rate: float | None = None, *, group: str = "") -> Column:
@@ -124,7 +119,10 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
     columns: list[Column] = []
     values: list[list[Estimate | None]] = []
-    for column, attack in _shared_columns(run, paper):
+    pairs = [
+        (column, each) for column in paper.columns for each in _corresponding_attacks(run.evaluation, column)
+    ]
+    for column, attack in pairs:
         ours = [from_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
         theirs = [paper.value(scheme, column) for scheme in labels]
         if any(ours) and any(theirs):
@@ -144,13 +142,6 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     )
     notes = (note, *(fewer_texts(run.evaluation) if run.evaluation else ()))
     return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, notes)
-
-
-def _shared_columns(run: RunResults, paper: PaperTable) -> Iterator[tuple[PaperColumn, str | None]]:
-    """The paper's columns, each with every attack of ours that corresponds to it."""
-    for column in paper.columns:
-        for attack in _corresponding_attacks(run.evaluation, column):
-            yield column, attack
 
 
 def _corresponding_attacks(evaluation: Evaluation | None, column: PaperColumn) -> list[str | None]:

@@ -1,8 +1,8 @@
-"""The figures of an experiment: scores, ROC curves, robustness at a glance, by length, against perplexity.
+"""The figures of an experiment: ROC curves, robustness at a glance, by length, against perplexity.
 
-Marked texts are blue, unmarked ones orange, unattacked ones grey. Solid lines and filled points use the
-matched null (negatives after the same attack), dashed lines and hollow points the unattacked one. matplotlib
-is imported when the first figure is drawn, and its global state is never changed.
+Solid lines and filled points use the matched null (negatives after the same attack), dashed lines and hollow
+points the unattacked one. matplotlib is imported when the first figure is drawn, and its global state is not
+changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from dewmark.arrays import F64
 from dewmark_lab.evaluation.results import (
     CLEAN,
     HUMAN,
-    KINDS,
     MARKED,
     UNMARKED,
     Evaluation,
@@ -108,60 +107,13 @@ def families(labels: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     return {name: [(label, shown) for _, label, shown in sorted(members)] for name, members in found.items()}
 
 
-def score_distributions(rows: Sequence[ScoreRow], evaluation: Evaluation, *, rate: float = 0.01) -> Figure:
-    """Histograms of scores, one row per scheme and one panel per attack, with the unattacked threshold."""
-    scores = _scores(rows)
-    null, bar = _null(scores)
-    schemes, attacks = evaluation.schemes, rewriting_attacks(evaluation)
-    with styled():
-        figure, cells = grid(len(schemes), len(attacks), width=2.3, height=1.05, share_x="row")
-        for scheme, row in zip(schemes, cells, strict=True):
-            low, high = _range(scores, scheme, attacks)
-            for attack, axes in zip(attacks, row, strict=True):
-                _histogram(axes, _pooled(scores, scheme, attack, null), low, high, COLOURS[1])
-                _histogram(axes, _pooled(scores, scheme, attack, MARKED), low, high, COLOURS[0])
-                if attack != CLEAN:
-                    _histogram(axes, _pooled(scores, scheme, CLEAN, null), low, high, SOFT, outline=True)
-                cell = evaluation.cell(scheme, attack)
-                if cell is not None and (at := cell.at(bar, rate)) is not None:
-                    axes.axvline(float(np.mean(at.thresholds)), color=INK, linewidth=0.9, linestyle=DASHED)
-                axes.set(yticks=[], xlim=(low, high))
-                axes.grid(visible=False)
-                axes.spines["left"].set_visible(False)
-                axes.tick_params(labelsize=7, length=2)
-            row[0].set_ylabel(scheme, rotation=0, ha="right", va="center", fontsize=9)
-        for axes, attack in zip(cells[0], attacks, strict=True):
-            axes.set_title(attack_label(attack), fontsize=9)
-        legend(
-            figure,
-            [
-                ("marked", {"color": COLOURS[0], "linewidth": 6, "alpha": 0.6}),
-                (f"{null}, same attack", {"color": COLOURS[1], "linewidth": 6, "alpha": 0.6}),
-                (f"{null}, unattacked", {"color": SOFT, "linewidth": 1.2}),
-                (f"unattacked threshold at {100 * rate:g}%", {"color": INK, "linestyle": DASHED}),
-            ],
-        )
-    return figure
-
-
-def _histogram(
-    axes: Axes, values: F64, low: float, high: float, colour: str, *, outline: bool = False
-) -> None:
-    """The density of scores between ``low`` and ``high``; scores beyond are counted at the ends."""
-    if len(values):
-        heights, edges = np.histogram(np.clip(values, low, high), np.linspace(low, high, 37), density=True)
-        alpha = 1.0 if outline else 0.6
-        width = 1.0 if outline else 0.0
-        axes.stairs(heights, edges, fill=not outline, color=colour, alpha=alpha, linewidth=width)
-
-
 def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
     """One panel per scheme, one colour per attack; solid by the matched null, dashed by the unattacked one.
 
     Only the first six attacks are drawn; the legend says how many are left out.
     """
     scores = _scores(rows)
-    null, _ = _null(scores)
+    null = _null(scores)
     rewriting = rewriting_attacks(evaluation)
     colours = dict(zip(rewriting, _ROC_COLOURS if CLEAN in rewriting else COLOURS, strict=False))
     sizes = (len(each) for (*_, kind), seeds in scores.items() if kind == null for each in seeds.values())
@@ -347,22 +299,9 @@ def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F6
     }
 
 
-def _null(scores: Scores) -> tuple[str, str]:
-    """The run's unmarked texts and the name of their threshold: the host's own if it has any, else human."""
-    return (UNMARKED, "clean") if any(kind == UNMARKED for *_, kind in scores) else (HUMAN, "human")
-
-
-def _pooled(scores: Scores, scheme: str, attack: str, kind: str) -> F64:
-    seeds = scores.get((scheme, attack, kind), {})
-    return np.concatenate(list(seeds.values())) if seeds else np.empty(0)
-
-
-def _range(scores: Scores, scheme: str, attacks: Sequence[str]) -> tuple[float, float]:
-    """The range of a scheme's axis: all of its scores but the outermost 0.1% on each side."""
-    values = [_pooled(scores, scheme, attack, kind) for attack in attacks for kind in KINDS]
-    together = np.concatenate(values)
-    low, high = (float(end) for end in np.quantile(together, [0.001, 0.999]))
-    return (low, high) if high > low else (low - 1.0, high + 1.0)
+def _null(scores: Scores) -> str:
+    """The kind of the run's unmarked texts: the host's own if it has any, else human."""
+    return UNMARKED if any(kind == UNMARKED for *_, kind in scores) else HUMAN
 
 
 def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
@@ -380,31 +319,16 @@ def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:
 # Layout and rendering
 
 
-def grid(
-    rows: int,
-    columns: int,
-    *,
-    width: float,
-    height: float,
-    share_x: bool | Literal["row"] = False,
-    share_y: bool = False,
-) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows x columns panels, each of the given size in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns + _MARGIN, height * rows + 0.9))
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
-    return figure, [list(row) for row in axes]
-
-
 def panels(
     number: int, *, width: float, height: float, share_x: bool = False, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of ``number`` panels in rows of at most five; only the last row may be shorter."""
+    """A figure of ``number`` panels of a size in inches, in rows of at most five."""
+    from matplotlib.figure import Figure
+
     rows = math.ceil(number / _PANELS_PER_ROW)
     columns = math.ceil(number / rows)
-    figure, axes = grid(rows, columns, width=width, height=height, share_x=share_x, share_y=share_y)
-    flat = [each for row in axes for each in row]
+    figure = Figure(figsize=(width * columns + _MARGIN, height * rows + 0.9))
+    flat = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y).ravel().tolist()
     for spare in flat[number:]:
         spare.set_visible(False)
     for lowest in flat[max(number - columns, 0) : number]:

@@ -39,17 +39,14 @@ class QualityFigures:
     """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
-    nats per token, averaged over prompts. ``paired`` are the differences in wording from that text, by
+    nats per token, averaged over prompts. ``means`` are by measure, and of ``tokens``. ``paired`` are the differences in wording from that text, by
     measure (`dewmark_lab.evaluation.quality`).
     """
 
     kind: str
     perplexity: Spread | None
     over_unmarked: Interval | None
-    tokens: Spread | None
-    distinct_content: Spread | None
-    unlisted: Spread | None
-    repetition: Spread | None
+    means: Mapping[str, Spread | None]
     paired: Mapping[str, Interval | None]
 
 
@@ -160,10 +157,7 @@ def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, QualityFigures]:
             kind=mine[0]["kind"],
             perplexity=_over_seeds(mine, "perplexity", statistics.median),
             over_unmarked=_over_unmarked(mine, plain) if mine[0]["kind"] == "marked" else None,
-            tokens=_over_seeds(mine, "tokens", statistics.fmean),
-            distinct_content=_over_seeds(mine, "distinct_content", statistics.fmean),
-            unlisted=_over_seeds(mine, "unlisted", statistics.fmean),
-            repetition=_over_seeds(mine, "repetition", statistics.fmean),
+            means={name: _over_seeds(mine, name, statistics.fmean) for name in (*MEASURES, "tokens")},
             paired={
                 name: prompt_interval([(row["id"], row["paired"][name]) for row in mine if "paired" in row])
                 for name in MEASURES
