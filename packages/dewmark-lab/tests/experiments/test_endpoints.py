@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.experiments.conftest import command, rows
 from tests.hosts.chat_server import Reply, serving
 
@@ -49,6 +50,12 @@ def expected(marked: str, unmarked: str) -> int:
 def script(body: dict, _number: int) -> Reply:
     asked = body["messages"][-1]["content"]
     return Reply(judge(body) if "=== Start of Sample 1 ===" in asked else asked.upper())
+
+
+@pytest.fixture(autouse=True)
+def _without_figures(monkeypatch):
+    """Drawing takes most of a tiny run."""
+    monkeypatch.setattr("dewmark_lab.reports.experiment_report._draw", lambda *_: [])
 
 
 def test_preferences_and_paraphrases_from_an_endpoint(tiny_folder, tmp_path, capsys):

@@ -30,7 +30,7 @@ RANDOM = "random:"
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "num_key_value_heads")  # fmt: skip
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     name: dict(zip(_SIZES, sizes, strict=True))
     for name, sizes in {
         "llama-3.2-3b": (128_256, 3072, 8192, 28, 24, 8),
@@ -55,7 +55,7 @@ def open_host(
 
 
 def _random_host(
-    shape: dict[str, int], *, name: str, device: torch.device, dtype: torch.dtype
+    shape: dict[str, Any], *, name: str, device: torch.device, dtype: torch.dtype
 ) -> TransformersHost:
     """A Llama of this shape with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM

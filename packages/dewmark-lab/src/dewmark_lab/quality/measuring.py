@@ -359,7 +359,7 @@ _HEADS = ("measure", "marked", "unmarked", "difference (95%)", "margin", "outcom
 
 def table(found: Quality) -> str:
     """All measures as a Markdown table with aligned columns."""
-    rows = [_HEADS]
+    rows: list[tuple[str, ...]] = [_HEADS]
     for name, each in found.measures.items():
         compared = each.compared
         difference, worst = compared.difference, compared.worst_difference

@@ -99,7 +99,8 @@ def paper_tables() -> dict[str, PaperTable]:
 def _parse_value(raw: float | list[float] | None) -> Estimate | None:
     if raw is None:
         return None
-    return Estimate(*raw) if isinstance(raw, list) else Estimate(raw)
+    value, half_range = raw if isinstance(raw, list) else (raw, None)
+    return Estimate(value, half_range)
 
 
 def measure_column(measure: str, rate: float | None = None, *, group: str = "") -> Column:

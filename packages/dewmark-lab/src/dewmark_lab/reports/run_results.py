@@ -39,8 +39,8 @@ class QualityFigures:
     """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
-    nats per token, averaged over prompts. ``means`` are by measure, and of ``tokens``. ``paired`` are the differences in wording from that text, by
-    measure (`dewmark_lab.evaluation.quality`).
+    nats per token, averaged over prompts. ``means`` are by measure, and of ``tokens``; ``paired`` are the
+    differences in wording from that text, by measure (`dewmark_lab.evaluation.quality`).
     """
 
     kind: str
