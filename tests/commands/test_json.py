@@ -71,7 +71,6 @@ def test_reproduce(tiny_folder, tmp_path, capsys):  # noqa: F811
     assert json.loads(capsys.readouterr().out).keys() == said("`reproduce`")
 
 
-
 @pytest.mark.parametrize("name", sorted({"version", "out", "config_hash", "key_fingerprint", "looks"}))
 def test_the_vocabulary_is_explained(name):
     assert re.search(rf"^\| [^|]*`{name}`", JSON_PAGE, re.M)
