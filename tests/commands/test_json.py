@@ -67,25 +67,8 @@ def test_quality(run, tiny, tmp_path):  # noqa: F811
 
 
 def test_reproduce(tiny_folder, tmp_path, capsys):  # noqa: F811
-    """Also what --dry-run counts, before and after the run."""
-
-    def printed(*more: str) -> dict:
-        assert main(command(tiny_folder, tmp_path / "out", "--json", *more)) == 0
-        return json.loads(capsys.readouterr().out)
-
-    before = printed("--dry-run")
-    assert before.keys() == said("`reproduce --dry-run`")
-    assert not (tmp_path / "out").exists()
-    assert before["writing_seconds"] > 0.0
-    # one scheme and the unmarked texts, two seeds, four texts; one attack; both scored
-    counts = {each["stage"]: (each["texts"], each["done"]) for each in before["stages"]}
-    assert counts["generate"] == counts["attack"] == (16, 0)
-    done = printed(*NO_REPORT)
-    assert done.keys() == said("`reproduce`")
-    after = {each["stage"]: each for each in printed("--dry-run")["stages"]}
-    assert all(each["done"] == each["texts"] for each in after.values())
-    scored = len((tmp_path / "out" / "scores.jsonl").read_text(encoding="utf-8").splitlines())
-    assert after["score"]["texts"] == scored == counts["score"][0]
+    assert main(command(tiny_folder, tmp_path / "out", "--json", *NO_REPORT)) == 0
+    assert json.loads(capsys.readouterr().out).keys() == said("`reproduce`")
 
 
 @pytest.mark.parametrize("name", sorted({"version", "out", "config_hash", "key_fingerprint", "looks"}))

@@ -123,7 +123,6 @@ def evaluate_command(world: worlds.World) -> dict[str, Any]:
     )
     return {
         "said": numbers.leaves(json.loads(said)),
-        "table": commands.csv_numbers(out / "table.csv"),
         "results": commands.csv_numbers(out / "results.csv"),
         "scores": commands.score_columns(out / "scores.jsonl"),
     }
@@ -138,7 +137,6 @@ def reproduce_command(world: worlds.World) -> dict[str, Any]:
     return {
         "scores": commands.score_columns(out / "scores.jsonl"),
         "evaluation": numbers.leaves(json.loads((out / "evaluation.json").read_text(encoding="utf-8"))),
-        "table": commands.csv_numbers(out / "table.csv"),
         "results": commands.csv_numbers(out / "results.csv"),
     }
 

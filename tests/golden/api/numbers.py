@@ -23,7 +23,7 @@ from dewmark.text.words import words
 from dewmark.types import Detection
 from dewmark_lab.evaluation.power import choose_cuts, measure_power
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.measurements import pair_retentions, summarise
+from dewmark_lab.evaluation.retention import pair_retentions, summarise
 from dewmark_lab.schemes.pair_hash import PairHash
 
 

@@ -31,23 +31,18 @@ def source_identity(source: str) -> str:
     return storage.sha256_file(_file(source))[:16]
 
 
-def prompt_texts(source: str, number: int) -> list[Row]:
-    """The first ``number`` rows (``id``, ``text``) of a source; prompts are their first tokens."""
+def prompt_texts(source: str, number: int, *, option: str = "--texts") -> list[Row]:
+    """The first ``number`` rows (``id``, ``text``) of a source; prompts are their first tokens.
+
+    ``option`` is what set the number.
+    """
     rows = list(itertools.islice(_stream(source), number))
     if len(rows) < number:
         raise ConfigError(
-            f"{source} has {len(rows)} prompts: --texts must not exceed that, got {number}; "
+            f"{source} has {len(rows)} prompts: {option} must not exceed that, got {number}; "
             "or give a file of your own with --prompts"
         )
     return rows
-
-
-def package_prompts(number: int, *, option: str, chat: bool = False) -> list[str]:
-    """The first ``number`` of the package's own prompts, or requests; ``option`` set the number."""
-    rows = requests() if chat else openings()
-    if number > len(rows):
-        raise ConfigError(f"the package has {len(rows)} prompts: {option} must not exceed that, got {number}")
-    return [row["text"] for row in rows[:number]]
 
 
 def held_out(source: str, number: int, *, beside: int) -> list[Row]:

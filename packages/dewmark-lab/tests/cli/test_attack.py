@@ -65,12 +65,6 @@ class TestFiles:
             run("attack", "delete", "--in", path, "--out", out, "-q")
         assert sorted(read(tmp_path / "a"), key=str) == sorted(read(tmp_path / "b"), key=str)
 
-    def test_jobs_are_passed_to_attacks_that_support_them(self):
-        from dewmark_lab.cli.attack import load_chosen
-
-        assert load_chosen("paraphrase", ["base_url=http://localhost/v1", "model=m"], 3).concurrency == 3
-        assert load_chosen("none", None, 3).identity() == {"name": "none"}
-
 
 class TestTexts:
     def test_a_file_goes_to_stdout(self, run, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from dewmark.stats.key_test import one_sided_p
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.evaluation.results import Evaluation, read_scores
+from dewmark_lab.evaluation.results import read_scores
 
 
 def z_values(mean: float, seed: int, size: int = 120) -> np.ndarray:
@@ -109,16 +109,15 @@ def test_texts_are_scored_with_a_key(run, host, numbers, key_file, tmp_path):
 def test_a_report(run, marked, unmarked, tmp_path):
     out = tmp_path / "report"
     result = run("evaluate", "--positives", marked, "--negatives", unmarked, "--out", out, "--json")
-    assert f"wrote {out / 'report.html'}" in result.err
+    assert f"wrote {out / 'report.md'}" in result.err
     written = {file.name for file in out.iterdir()}
-    assert written == {
-        "scores.jsonl", "evaluation.json", "report.md", "report.html", "table.tex", "table.csv", "figures",
-        "results.csv",
-    }  # fmt: skip
+    assert written == {"scores.jsonl", "evaluation.json", "report.md", "figures", "results.csv"}
     assert str(tmp_path) not in (out / "report.md").read_text()  # files by name: a report travels
     again = run("evaluate", "--scores", out / "scores.jsonl", "--json")
-    found = Evaluation.from_dict(json.loads(again.out))
-    assert found == Evaluation.load(out / "evaluation.json") == evaluate(read_scores(out / "scores.jsonl"))
+    found = json.loads(again.out)
+    found.pop("version")
+    assert found == json.loads((out / "evaluation.json").read_text())
+    assert found == json.loads(json.dumps(evaluate(read_scores(out / "scores.jsonl")).to_dict()))
 
 
 def test_bad_options(run, marked, unmarked, tmp_path, key_file):
@@ -145,30 +144,3 @@ def test_bad_options(run, marked, unmarked, tmp_path, key_file):
 def test_a_row_without_text_cannot_be_scored(run, host, numbers, marked, key_file):
     result = run("evaluate", "--positives", marked, "--negatives", marked, "--key", key_file, "-q")
     assert 'line 1 has no "text"' in result.error
-
-
-def test_wording_is_compared_by_prompt_and_seed(run, tmp_path):
-    def rows(name: str, texts: list[str]) -> Path:
-        lines = [
-            {"z": float(i), "p_value": 0.5, "text": text, "prompt": f"p{i}", "seed": i}
-            for i, text in enumerate(texts)
-        ]
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        return tmp_path / name
-
-    plain = ["stone river bridge harbour", "lantern window meadow orchard", "garden ladder hammer kitchen"]
-    dull = [" ".join([text.split()[0]] * 2 + text.split()[2:]) for text in plain]  # one word twice
-    result = run("evaluate", "--positives", rows("a.jsonl", dull), "--negatives", rows("b.jsonl", plain))
-    assert "distinct words of 50 -0.250 (-0.250 to -0.250)" in result.out
-    assert "doubled neighbours per 100 words +25.000 (+25.000 to +25.000)" in result.out
-    found = run(
-        "evaluate", "--positives", tmp_path / "a.jsonl", "--negatives", tmp_path / "b.jsonl", "--json"
-    )
-    worded = json.loads(found.out)["wording"]
-    assert (worded["doubled"]["value"], worded["distinct"]["value"]) == (25.0, -0.25)
-    assert worded["unlisted"]["value"] == 0.0
-
-
-def test_translating_back_needs_texts_to_score(run, marked, unmarked):
-    result = run("evaluate", "--positives", marked, "--negatives", unmarked, "--translate-back")
-    assert "--translate-back scores texts" in result.error

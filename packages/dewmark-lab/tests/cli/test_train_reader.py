@@ -28,7 +28,7 @@ def train(monkeypatch, capsys, tmp_path):
 
 
 def test_reader_of_words_is_trained_and_read_with(train, tmp_path) -> None:
-    code, said = train("--number", "40", "--epochs", "4", "--json", "--quiet")
+    code, said = train("--number", "40", "--epochs", "2", "--json", "--quiet")
     assert code == 0, said.err
     row = json.loads(said.out)
     assert row["texts"] == 40

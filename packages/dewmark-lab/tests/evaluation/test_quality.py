@@ -21,14 +21,14 @@ def test_perplexity_is_that_of_the_completion_alone():
         ids = [tokenized.ids for tokenized in host.tokenizer.encode([text])]
         (logits,) = host.next_logits([prompt], ids)
         log_p = torch.log_softmax(logits.double(), dim=-1)[range(len(ids[0])), list(ids[0])]
-        assert one.tokens == len(ids[0])
-        assert one.perplexity == pytest.approx(math.exp(-float(log_p.mean())), rel=1e-4)
+        assert one["tokens"] == len(ids[0])
+        assert one["perplexity"] == pytest.approx(math.exp(-float(log_p.mean())), rel=1e-4)
 
 
 def test_a_text_without_tokens_has_no_perplexity():
     found = quality(FakeHost(), ["the river", "the sea"], ["", " the wind"])
-    assert found[0].perplexity is None
-    assert found[1].perplexity is not None
+    assert found[0]["perplexity"] is None
+    assert found[1]["perplexity"] is not None
 
 
 def test_kept_words_are_counted_in_any_order():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import dewmark
+from dewmark.core.projections import draw_matrix
 from dewmark.errors import ConfigError, InputError
 from dewmark.prompts import openings
-from dewmark_lab.evaluation.radioactivity import corpus_matrix, other_keys, radioactivity, z_under
+from dewmark_lab.evaluation.radioactivity import corpus_matrix, radioactivity, z_under
 
 TEXTS = [row["text"] for row in openings()[:60]]
 
@@ -22,7 +23,10 @@ def key(name: str) -> dewmark.Key:
 def test_z_is_standard_normal_over_keys_even_of_repeated_texts() -> None:
     bound = dewmark.load_scheme(key("own"))
     for texts in (TEXTS, TEXTS[:3] * 20):
-        z = other_keys(corpus_matrix(bound, texts), [key(f"null-{i}") for i in range(400)])
+        M = corpus_matrix(bound, texts)
+        d_T, d_C = M.shape
+        keys = (key(f"null-{i}") for i in range(400))
+        z = np.array([z_under(M, draw_matrix(each, d_T=d_T, d_C=d_C)) for each in keys])
         assert abs(z.mean()) < 3.3 / np.sqrt(400)
         assert 0.88 < z.std() < 1.12  # three standard errors of a standard deviation
 

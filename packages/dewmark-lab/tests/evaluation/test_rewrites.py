@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dewmark.errors import InputError
@@ -55,15 +54,6 @@ def test_a_summary_may_be_as_short_as_asked() -> None:
     summary = "Stones moved, so the river bridge is shut, and buses go round by the village until repairs."
     assert check_rewrites([TEXT], [summary], language="en")[0].fault == "short"
     assert check_rewrites([TEXT], [summary], language="en", length=0.5)[0].fault is None
-
-
-def test_similarity_is_the_cosine_of_the_encoder_that_is_given() -> None:
-    class Encoder:
-        def encode(self, texts: list[str]) -> np.ndarray:
-            return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
-
-    (found,) = check_rewrites(["a" * 3], ["b" * 4], language="en", encoder=Encoder())
-    assert found.similarity == pytest.approx(13 / np.sqrt(10 * 17))
 
 
 def test_numbers_must_match() -> None:

@@ -29,16 +29,16 @@ def schemes(host):
 def test_schemes_are_timed_in_both_phases_and_unmarked_text_in_one(host, schemes):
     warm_up(host, schemes, "the river", decoding=DECODING)
     rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=1)
-    assert [(row.scheme, row.phase) for row in rows] == [
+    assert [(row["scheme"], row["phase"]) for row in rows] == [
         (NO_MARK, GENERATE),
         ("kgw", GENERATE),
         ("unigram", GENERATE),
         ("kgw", DETECT),
         ("unigram", DETECT),
     ]
-    assert all(row.seconds_per_text > 0.0 and row.round == 1 for row in rows)
-    assert all(row.device.startswith("cpu") for row in rows)
-    assert all(row.peak_mib is None or row.peak_mib > 1.0 for row in rows)
+    assert all(row["seconds_per_text"] > 0.0 and row["round"] == 1 for row in rows)
+    assert all(row["device"].startswith("cpu") for row in rows)
+    assert all(row["peak_mib"] is None or row["peak_mib"] > 1.0 for row in rows)
 
 
 def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
@@ -61,6 +61,6 @@ def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
     monkeypatch.setattr("dewmark_lab.evaluation.runtime.now_on", lambda host: now[0])
     for number in range(3):
         rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
-        assert {row.seconds_per_text for row in rows if row.phase == GENERATE} == {1.0}
-        assert {row.seconds_per_text for row in rows if row.phase == DETECT} == {0.25}
+        assert {row["seconds_per_text"] for row in rows if row["phase"] == GENERATE} == {1.0}
+        assert {row["seconds_per_text"] for row in rows if row["phase"] == DETECT} == {0.25}
     assert order[::6] == [NO_MARK, "kgw", "unigram"]  # each round has two texts of three rows

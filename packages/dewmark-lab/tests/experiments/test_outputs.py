@@ -8,28 +8,30 @@ import threading
 import pytest
 
 from dewmark.errors import ConfigError, StorageError
-from dewmark_lab.experiments.outputs import StageOutput
+from dewmark_lab.experiments.outputs import Output
 
 
 @pytest.fixture
 def rows(tmp_path):
-    return StageOutput("generate", {"host": "a", "seed": 0}).rows(tmp_path)
+    return Output(tmp_path, "generate", {"host": "a", "seed": 0})
 
 
 def fill(rows, number, size):
     made = []
-    with rows.missing_batches(number, size=size) as batches:
-        for batch in batches:
-            made.append((batch.start, batch.stop))
-            rows.append([{"i": i} for i in batch])
+
+    def make(batch):
+        made.append((batch.start, batch.stop))
+        return [{"i": i} for i in batch]
+
+    rows.fill(number, make, size=size)
     return made
 
 
-def test_the_hash_covers_stage_and_inputs():
-    one = StageOutput("generate", {"host": "a", "seed": 0})
-    assert one.hash == StageOutput("generate", {"seed": 0, "host": "a"}).hash
-    assert one.hash != StageOutput("attack", {"host": "a", "seed": 0}).hash
-    assert one.hash != StageOutput("generate", {"host": "a", "seed": 1}).hash
+def test_the_hash_covers_stage_and_inputs(tmp_path):
+    one = Output(tmp_path, "generate", {"host": "a", "seed": 0})
+    assert one.hash == Output(tmp_path / "b", "generate", {"seed": 0, "host": "a"}).hash
+    assert one.hash != Output(tmp_path, "attack", {"host": "a", "seed": 0}).hash
+    assert one.hash != Output(tmp_path, "generate", {"host": "a", "seed": 1}).hash
 
 
 def test_batches_depend_only_on_the_order_of_rows(rows):

@@ -6,8 +6,7 @@ import pytest
 
 from dewmark.attack import ATTACKS, load_attack
 from dewmark.errors import ConfigError, UnknownNameError
-from dewmark_lab.experiments.language_model import LOCAL_MODEL, uses_language_model, with_language_model
-from dewmark_lab.experiments.recipe import STAGES, SchemeEntry, load_recipe, tables
+from dewmark_lab.experiments.recipe import LOCAL_MODEL, STAGES, SchemeEntry, load_recipe, tables
 
 PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]
 
@@ -35,29 +34,6 @@ def test_packaged_recipes_are_complete(table, profile):
         assert attack.attack in ATTACKS
 
 
-def test_the_chat_recipe_has_both_settings_at_both_lengths():
-    recipes = load_recipe("chat", profile="local").under_conditions()
-    settings = {
-        (
-            each.chat,
-            each.prompts,
-            each.decoding.temperature,
-            each.decoding.top_p,
-            each.decoding.max_new_tokens,
-        )
-        for each in recipes.values()
-    }
-    assert settings == {
-        *((True, "requests", 0.7, 0.9, tokens) for tokens in (200, 400)),
-        *((True, "requests", 1.0, 0.95, tokens) for tokens in (200, 400)),
-        (False, "openings", 1.0, 1.0, 200),
-    }
-    assert [attack.label for attack in recipes["chat-200"].attacks if attack.translate_back] == [
-        "brought-back"
-    ]
-    assert all(not each.conditions for each in recipes.values())
-
-
 def test_readers_are_rows_of_schemes_that_use_one():
     rows = {entry.label: entry for entry in load_recipe("chat", profile="local").schemes}
     assert rows["dew-default-reader"].reader_model == rows["dew-default"].host == "smollm2-135m"
@@ -65,15 +41,6 @@ def test_readers_are_rows_of_schemes_that_use_one():
     assert rows["dew-default"].reader_model is None
     with pytest.raises(ConfigError, match="kgw makes no use of a reader"):
         SchemeEntry("read", "kgw", "smollm2-135m", reader="host").build()
-
-
-def test_conditions_select_and_plain_recipes_have_none():
-    recipe = load_recipe("chat", profile="local")
-    assert list(recipe.under_conditions(["chat-400"])) == ["chat-400"]
-    with pytest.raises(UnknownNameError, match="chat-400"):
-        recipe.under_conditions(["chat-40"])
-    main = load_recipe("main", profile="local")
-    assert main.under_conditions() == {"": main}
 
 
 def test_the_main_table_has_the_rows_of_the_paper():
@@ -112,7 +79,7 @@ def test_the_real_profile_has_a_deployed_host_and_a_language_model_everywhere():
         if profile == "real":
             recipe = load_recipe(table, profile=profile)
             assert {entry.host for entry in recipe.schemes} == {LOCAL_MODEL}
-            named = with_language_model(recipe, {"base_url": "http://127.0.0.1:1/v1", "model": "m"})
+            named = recipe.with_language_model({"base_url": "http://127.0.0.1:1/v1", "model": "m"})
             for entry in named.attacks:
                 attack = load_attack(entry.attack, **entry.settings)
                 assert not attack.can_fail or (attack.model, attack.host) == ("m", None)
@@ -121,8 +88,8 @@ def test_the_real_profile_has_a_deployed_host_and_a_language_model_everywhere():
         a.label for a in main.attacks
     }
     assert main.llm == "local"
-    assert uses_language_model(main)
-    assert not uses_language_model(load_recipe("main", profile="local"))
+    assert main.uses_language_model
+    assert not load_recipe("main", profile="local").uses_language_model
 
 
 @pytest.mark.parametrize("table", [table for table, profile in every_recipe() if profile == "real"])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.experiments.conftest import command, tree
 
 from dewmark import storage
@@ -30,7 +29,7 @@ def test_a_run_killed_in_every_stage_writes_the_same_bytes(tiny_folder, tmp_path
     recipe.write_text(RECIPE, encoding="utf-8")
     stages = ("--stages", "generate,attack,score,quality", "--seeds", "1", "--schemes", "one,two")
     whole, killed, script = tmp_path / "whole", tmp_path / "killed", Path(__file__).parent / "dying_run.py"
-    words = [sys.executable, str(script), "3,4,4,12,14", str(whole), str(killed)]
+    words = [sys.executable, str(script), "3,4,12,16", str(whole), str(killed)]
     words += command(tiny_folder, whole, *stages, recipe=recipe)
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # its threads do not survive a fork
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
@@ -38,12 +37,11 @@ def test_a_run_killed_in_every_stage_writes_the_same_bytes(tiny_folder, tmp_path
     assert tree(killed) == tree(whole)
 
 
-@pytest.mark.parametrize("batch", [3, 11])
-def test_ctrl_c_explains_how_to_continue_and_loses_nothing(tiny_folder, tmp_path, monkeypatch, capsys, batch):
+def test_ctrl_c_explains_how_to_continue_and_loses_nothing(tiny_folder, tmp_path, monkeypatch, capsys):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     stages = ("--stages", "generate,attack,score", "--seeds", "1")
     assert main(command(tiny_folder, whole, *stages)) == 0
-    append, left = storage.append_jsonl, [batch]
+    append, left = storage.append_jsonl, [11]
 
     def interrupted(path: Path, new: list[dict], **options: bool) -> None:
         left[0] -= 1

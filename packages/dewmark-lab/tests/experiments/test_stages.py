@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -39,15 +40,13 @@ def test_every_kind_attack_and_seed_is_scored(finished):
     ]
 
 
-def test_both_protocols_of_keys(tiny_folder, finished, tmp_path):
+def test_one_key_for_all_seeds(tiny_folder, finished, tmp_path):
     from dewmark_lab.experiments.recipe import experiment_key
 
     out, work = tmp_path / "out", tmp_path / "work"
     shutil.copytree(finished, work)  # its seeds have keys of their own
-    more = ("--keys", "both", "--stages", "generate,attack,score,evaluate", "--work", str(work))
+    more = ("--keys", "one", "--stages", "generate", "--work", str(work))
     assert main(command(tiny_folder, out, *more)) == 0
-    for name in ("scores.jsonl", "evaluation.json"):
-        assert (out / "key-per-seed" / name).read_bytes() == (finished / name).read_bytes()
     used = {
         (inputs["seed"], inputs["scheme"]["key"])
         for file in (work / "generate").glob("*/inputs.json")
@@ -55,11 +54,17 @@ def test_both_protocols_of_keys(tiny_folder, finished, tmp_path):
     }
     first, second = (experiment_key(number).fingerprint for number in (0, 1))
     assert used == {(0, first), (1, second), (1, first)}
-    mine, theirs = (rows(folder / "scores.jsonl") for folder in (out, out / "key-per-seed"))
-    same = [a == b for a, b in zip(mine, theirs, strict=True)]
-    seeds = [row["seed"] for row in mine]
-    assert all(equal for equal, seed in zip(same, seeds, strict=True) if seed == 0)
-    assert not all(same)
+
+
+def test_chat_requests_are_answered_in_the_template(tiny_chat_folder, tmp_path):
+    out = tmp_path / "out"
+    more = ("--stages", "generate,quality", "--seeds", "1", "--attacks", "none")
+    assert main(command(tiny_chat_folder, out, *more, recipe="chat")) == 0
+    texts = [row for file in (out / "generate").glob("*/rows.jsonl") for row in rows(file)]
+    assert len(texts) == 2 * 4  # marked and unmarked
+    assert all(row["prompt"] == f"<user> {row['request']} <assistant>" for row in texts)
+    judged = [row for row in rows(out / "quality.jsonl") if row["kind"] == "marked"]
+    assert all(row["paired"].keys() == {"distinct_content", "unlisted", "repetition"} for row in judged)
 
 
 def test_scores_agree_with_the_library(finished, tiny_folder):
@@ -137,7 +142,20 @@ def test_a_missing_stage_is_named(tiny_folder, tmp_path, capsys):
     assert "run the stage 'generate' first" in capsys.readouterr().err
 
 
-def test_parallel_processes_write_the_same_bytes(finished, tiny_folder, tmp_path):
+class Pickling:
+    """A runner whose jobs and worker travel as between processes (`dewmark.batch` tests real ones)."""
+
+    def map(self, jobs, open_worker):
+        work = pickle.loads(pickle.dumps(open_worker))()
+        for index, job in reversed(list(enumerate(jobs))):
+            yield index, pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(job)))))
+
+    def close(self):
+        pass
+
+
+def test_parallel_workers_write_the_same_bytes(finished, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("dewmark_lab.experiments.workers.open_runner", lambda *_, **__: Pickling())
     out = tmp_path / "out"
     assert main(command(tiny_folder, out, *NO_REPORT, "--jobs", "2")) == 0
     assert tree(out) == tree(finished, report=False)

@@ -14,7 +14,8 @@ base: stealing
 profiles:
   local:
     schemes: [kgw, unigram]
-    options: {steal: {texts: 5, attacks: {spoof: {min_count: 1, batch_size: 3}, idle: {strength: 0.0}}}}
+    options:
+      steal: {texts: 5, attacks: {spoof: {min_count: 1, batch_size: 3, strength: 2.0}, idle: {strength: 0.0}}}
 """
 
 

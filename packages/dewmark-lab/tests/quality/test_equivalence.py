@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark_lab.quality.equivalence import Outcome, equivalence, mean_interval
+from dewmark_lab.metrics import mean_interval
+from dewmark_lab.quality.equivalence import Outcome, equivalence
 
 TABLES = 800
 ERROR = math.sqrt(0.95 * 0.05 / TABLES)  # standard error of a coverage of 95%

@@ -7,18 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.evaluation.quality import TextPair
 from dewmark_lab.quality.texts import (
     distinct_words,
     doubled,
     identical_pairs,
     loops,
-    paired_measures,
     self_bleu,
     text_measures,
-    top_share,
-    unlisted,
-    words_per_token,
 )
 
 
@@ -27,13 +22,6 @@ def test_doubled_neighbours_are_counted_per_100_words():
     assert doubled(text) == pytest.approx(100 * 2 / 11)  # numbers may repeat
     assert doubled("one word after another") == 0.0
     assert doubled("…") is None
-
-
-def test_words_are_counted_by_tokens_and_by_the_list():
-    assert words_per_token("Run, little river, run!", tokens=8) == 0.5
-    assert words_per_token("", tokens=0) is None
-    assert unlisted("the river Qzxvunk's bank", listed={"the", "river", "bank"}) == 0.25
-    assert unlisted("the river bank") == 0.0  # the package's lexicon
 
 
 def test_distinct_words_do_not_depend_on_length():
@@ -59,15 +47,6 @@ def test_a_loop_is_a_phrase_three_times_in_a_row():
     long = " ".join(f"word{i}" for i in range(40))
     assert not loops(f"{long} {long} {long}")
     assert loops(f"{long} {long} {long}", longest=40)
-
-
-def test_the_commonest_content_words_show_a_taste():
-    letters = "abcdefghij"
-    plain = [f"lantern{a}{b} orchard{a}{b} meadow{a}{b} the of" for a in letters for b in letters[:4]]
-    tasteful = [f"{text} harbour harbour" for text in plain]
-    assert top_share(plain, top=3) == 3 / 120
-    assert top_share(tasteful, top=3) == (80 + 2) / 200
-    assert top_share(["the of"]) is None
 
 
 def test_self_bleu_by_hand():
@@ -113,20 +92,3 @@ def test_the_measures_of_a_text_in_one_call():
     nothing = text_measures("", tokens=0)
     assert nothing.pop("loops") == 0.0
     assert set(nothing.values()) == {None}
-
-
-def test_intervals_count_prompts_not_texts():
-    """The same pairs under ten keys are no more evidence than under one."""
-    rng = np.random.default_rng(0)
-    stock = ["stone", "bridge", "river", "meadow", "harbour", "lantern", "orchard", "window"]
-
-    def text() -> str:
-        return " ".join(rng.choice(stock, size=12))
-
-    pairs = [TextPair(str(i), text(), text()) for i in range(30)]
-    once, often = paired_measures(pairs, listed=stock[:4]), paired_measures(pairs * 10, listed=stock[:4])
-    assert once.keys() == {"unlisted", "doubled", "distinct", "repeated", "loops"}
-    for name in ("unlisted", "doubled", "distinct"):
-        assert once[name].low < 0.0 < once[name].high  # both texts are alike
-        assert often[name].to_dict() == pytest.approx(once[name].to_dict())
-    assert set(paired_measures(pairs[:1]).values()) == {None}

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import pytest
 from tests.evaluation.synthetic import scored
 
 from dewmark.errors import InputError
-from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import CLEAN, write_scores
 from dewmark_lab.reports.experiment_report import write_report
 from dewmark_lab.reports.experiment_tables import report_tables, results_csv
-from dewmark_lab.reports.paper import PaperTable, beside_paper, paper_as_table, paper_table
+from dewmark_lab.reports.paper import PaperTable, beside_paper, paper_table
 from dewmark_lab.reports.run_results import read_run
 
 SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 3.5}
@@ -40,7 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = scored(SCHEMES, ATTACKS, texts=100, seeds=2, human=True)
     rows = [dataclasses.replace(row, kept=kept.get(row.attack)) for row in rows]
     write_scores(tmp_path / "scores.jsonl", rows)
-    evaluate(rows).save(tmp_path / "evaluation.json")
     texts = [(scheme, seed, i) for scheme in (CLEAN, *SCHEMES) for seed in (0, 1) for i in range(3)]
     write_rows(
         tmp_path / "quality.jsonl",
@@ -48,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {
                 "scheme": scheme, "seed": seed, "kind": "unmarked" if scheme == CLEAN else "marked",
                 "id": str(i), "perplexity": [10.0, 20.0, None][i] if seed else 40.0, "tokens": 200,
-                "distinct_1": 0.5, "distinct_2": 0.8, "distinct_3": 0.9, "repetition": 0.01,
+                "repetition": 0.01,
             }
             for scheme, seed, i in texts
         ],
@@ -95,45 +92,17 @@ def main_table() -> PaperTable:
 
 
 def test_all_files_are_written(run: Path, texts: dict[str, str]) -> None:
-    assert set(texts) == {"report.md", "report.html", "table.tex", "table.csv", "results.csv"}
+    assert set(texts) == {"report.md", "results.csv"}
     pictures = {file.stem for file in (run / "figures").iterdir()}
-    assert pictures == {"at-a-glance", "scores", "roc", "robustness-perplexity", "robustness-preference"}
-    for name in pictures:
-        assert f"](figures/{name}.png)" in texts["report.md"]
-    for text in (texts["report.md"], texts["report.html"]):
-        assert "dewmark reproduce main" in text
-        assert "in 3 of 6 attacked cells, unmarked texts pass an unattacked threshold more often" in text
-        assert "Beside the paper (Table 1)" in text
-    assert '"host": "tiny <host>"' in texts["report.md"]
-
-
-def test_the_page_is_self_contained(texts: dict[str, str]) -> None:
-    page = texts["report.html"]
-    assert page.count("data:image/png;base64,") == 5
-    assert not re.search(r"https?://|<script|<link|src=\"(?!data:)", page)
-    assert "A &lt;run&gt;" in page
-    assert "<run>" not in page
-    assert "tiny &lt;host&gt;" in page
-
-
-def test_reports_are_reproducible(run: Path, texts: dict[str, str]) -> None:
+    assert pictures == {"at-a-glance", "roc", "robustness-perplexity"}
+    page = texts["report.md"]
+    assert all(f"](figures/{name}.png)" in page for name in pictures)
+    assert "dewmark reproduce main" in page
+    assert "Beside the paper (Table 1)" in page
+    assert '"host": "tiny <host>"' in page
     first = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     assert report(run) == texts
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == first
-
-
-def test_table_csv_has_the_numbers_of_the_evaluation(run: Path, texts: dict[str, str]) -> None:
-    rows = list(csv.DictReader(texts["table.csv"].splitlines()))
-    found = read_run(run).evaluation
-    assert found is not None
-    for row in rows:
-        cell = found.cell(row["Watermark"], "translate")
-        assert cell is not None
-        at = cell.at("clean", 0.05)
-        assert at is not None
-        assert float(row["translate TPR@5%"]) == pytest.approx(at.tpr.mean, rel=1e-5)
-        assert float(row["translate TPR@5% half-range"]) == pytest.approx(at.tpr.half_range, rel=1e-5)
-    assert [row["text quality NPS"] for row in rows] == ["", "", "0.25"]
 
 
 def test_perplexity_is_compared_with_the_unmarked_text_of_the_same_prompt(tmp_path: Path) -> None:
@@ -206,7 +175,7 @@ def test_rows_with_fewer_texts_are_named(run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     rows = read_run(folder).scores
     few = [row for row in rows if row.scheme != "kgw" or row.kind != "marked" or int(row.id) < 40]
-    evaluate(few).save(folder / "evaluation.json")
+    write_scores(folder / "scores.jsonl", few)
     found = read_run(folder)
     note = "Marked texts per cell, all seeds: 200; 80 for kgw."
     beside = beside_paper(found, main_table())
@@ -216,22 +185,9 @@ def test_rows_with_fewer_texts_are_named(run: Path, tmp_path: Path) -> None:
     assert not any("Marked texts per cell" in note for note in report_tables(read_run(run), None)[0].notes)
 
 
-def test_the_papers_table_is_complete() -> None:
-    shown = paper_as_table(main_table())
-    assert len(shown.rows) == 12
-    assert [group for group, _ in shown.spans()] == [
-        "unattacked",
-        "paraphrase",
-        "translate-de",
-        "translate-fr",
-        "",
-    ]
-    assert {row.group for row in shown.rows} == {"semantic", "surface-level"}
-
-
 def test_a_report_of_run_times_alone(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "runtime.jsonl", tmp_path)
-    assert "Seconds per text" in report(tmp_path, "efficiency")["table.tex"]
+    assert "Seconds per text" in report(tmp_path, "efficiency")["report.md"]
     (tmp_path / "runtime.jsonl").unlink()
     with pytest.raises(InputError, match="no results in"):
         report(tmp_path)

@@ -1,106 +1,174 @@
-"""The measures of ``dewmark bench``.
+"""What a step of writing costs with each mark: writers take turns on real text, in rounds.
 
-- marks: writers with each mark take turns on real text, the default first, compared with no mark and with the
-  marks that transformers and vLLM have themselves;
-- detection: per text of a fixed length, compared with tokenizing it, which every detector has to do.
+Marks are compared with no mark and with the marks that transformers and vLLM have themselves. Every round
+writes new tokens; the first one builds tables, and is not counted. A busy machine disturbs all writers of a
+round alike, so ratios are taken within rounds.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import itertools
+import math
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dewmark.config import cache_dir, parse_settings
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.encoders.contexts import register_texts
 from dewmark.hosts import host_info
-from dewmark.hosts.base import Host
+from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.prompts import openings
-from dewmark.registry import SCHEMES, unknown_name
-from dewmark.scheme import BoundScheme
-from dewmark.workspace import Progress, Tokenizer, Workspace, silent
+from dewmark.sampling import RandomStreams, draw
+from dewmark.scheme import BoundScheme, Scheme
+from dewmark.workspace import Progress, Workspace, silent
 from dewmark_lab.bench.random_models import RANDOM
-from dewmark_lab.bench.timing import Cost, Task, seconds, time_tasks
-from dewmark_lab.bench.writers import Writer, drawn_by, eager, peer_marks
+from dewmark_lab.experiments.recipe import catalogue_entry
 
-_COMPOSED = {"context_encoding": "composed", "whiten_contexts": True}
-
-CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "dew": ("dew", {}),
-    "dew-bias": ("dew-paper", _COMPOSED),
-    "dew-window": ("dew-paper", {"whiten_contexts": True}),
-    "kgw": ("kgw", {"prefix": 3, "gamma": 0.5, "delta": 2.0, "hashing": "left"}),
-    "kgw-self": ("kgw", {"prefix": 4, "gamma": 0.5, "delta": 2.0, "hashing": "self"}),
-    "unigram": ("unigram", {}),
-    "sweet": ("sweet", {}),
-    "ewd": ("ewd", {}),
-    "morphmark": ("morphmark", {"form": "exponential", "k": 1.3, "p0": 0.15, "gamma": 0.5, "prefix": 1}),
-    "exp": ("exp", {}),
-    "synthid": ("synthid", {"depth": 30, "leaves": 2, "prefix": 3, "history": 1024}),
-    "unbiased": ("unbiased", {"reweight": "gamma", "grid": 10, "prefix": 3, "repeats": "skip"}),
-    "dipmark": ("dipmark", {"alpha": 0.45, "gamma": 0.5, "prefix": 3, "repeats": "keep"}),
-    "semstamp": ("semstamp", {"dimensions": 3, "gamma": 0.25, "margin": 0.01, "tries": 100}),
-    "ksemstamp": ("ksemstamp", {"gamma": 0.25, "margin": 0.035, "tries": 100}),
-    "ts": ("ts", {}),
-    "atw": ("atw", {}),
-    "simkey": ("simkey", {}),
-    "waterpool": ("waterpool", {}),
-    "pasa": ("pasa", {}),
-    "sir": ("sir", {"delta": 1.0, "chunk": 10}),
-    "xsir": ("xsir", {"delta": 1.0, "chunk": 10}),
-    "dew-paper": ("dew-paper", {}),
-}
-
-
-def configuration(name: str) -> tuple[str, dict[str, object]]:
-    """Scheme and settings of a configuration; ``NAME:field=value,field=value`` changes some of them."""
-    known, _, changes = name.partition(":")
-    if known not in CONFIGURATIONS:
-        raise unknown_name("configuration", known, CONFIGURATIONS)
-    scheme, settings = CONFIGURATIONS[known]
-    return scheme, {**settings, **parse_settings([part for part in changes.split(",") if part])}
-
-
-def bind(name: str, host: Host, *, number: int = 0, cache: Path | None = None) -> BoundScheme:
-    """A configuration with the ``number``-th key of the benchmarks; detection uses the loaded host."""
-    scheme, settings = configuration(name)
-    key = Key(hashlib.sha256(f"benchmark-{number}".encode()).digest())
-    workspace = Workspace(cache=cache or cache_dir(), find_host=host_info, open_host=lambda other: host)
-    bound: BoundScheme = SCHEMES[scheme]().with_settings(settings).bind(key, host.info, workspace)
-    return bound
-
-
-NONE, TOKENIZING = "none", "tokenizing"
-"""The baselines of decoding and detection."""
+NONE = "none"  # the baseline
 
 _PROMPT = 20  # tokens before the first step
+_MIN_ROUNDS = 6  # for a 95% interval of a median
 
-Schemes = Mapping[str, BoundScheme]
+Task = Callable[[int], float]
+"""Does round i of a task and returns its seconds, per unit of what the measure counts."""
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+"""Logits (batch, vocab) of the token after ids (batch, length)."""
+
+Chooses = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Draws the next ids (batch,) after ids (batch, length) from logits (batch, vocab) at a step."""
+
+
+# Timing in turns
 
 
 @dataclass(frozen=True, slots=True)
-class BenchResult:
-    """The cost of one row (a scheme, a baseline, a peer's scheme) of one measure."""
+class Cost:
+    """Seconds of a row (a scheme, a baseline, a peer) of a measure, and the median ratio to its baseline.
+
+    ``quartiles`` are of the rounds; ``interval`` is the 95% interval of the median ratio, None with fewer
+    than 6 rounds.
+    """
 
     measure: str
     row: str
-    cost: Cost
+    fastest: float
+    median: float
+    quartiles: tuple[float, float]
+    ratio: float
+    interval: tuple[float, float] | None
+    rounds: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"measure": self.measure, "row": self.row, **self.cost.to_dict()}
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values; times in milliseconds."""
+        return {
+            "measure": self.measure,
+            "row": self.row,
+            "ms_min": round(1000.0 * self.fastest, 4),
+            "ms_median": round(1000.0 * self.median, 4),
+            "ms_quartiles": [round(1000.0 * value, 4) for value in self.quartiles],
+            "ratio": round(self.ratio, 4),
+            "ratio_interval": None if self.interval is None else [round(end, 4) for end in self.interval],
+            "rounds": self.rounds,
+        }
+
+
+def time_tasks(
+    measure: str, tasks: Mapping[str, Task], *, baseline: str, repeats: int, progress: Progress = silent
+) -> list[Cost]:
+    """Time all tasks in turns, round after round, and compare them with the ``baseline``."""
+    names = list(tasks)
+    rounds: list[dict[str, float]] = []
+    total = (repeats + 1) * len(names)
+    for number in range(repeats + 1):
+        turn = number % len(names)  # no task is always first
+        taken = {}
+        for done, name in enumerate(names[turn:] + names[:turn]):
+            progress(measure, number * len(names) + done, total)
+            taken[name] = tasks[name](number)
+        rounds.append(taken)
+    progress(measure, total, total)
+    return [_cost(measure, name, rounds[1:], baseline) for name in names]
+
+
+def _cost(measure: str, name: str, rounds: Sequence[Mapping[str, float]], baseline: str) -> Cost:
+    times = [taken[name] for taken in rounds]
+    ratios = sorted(taken[name] / taken[baseline] for taken in rounds)
+    quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return Cost(
+        measure,
+        name,
+        fastest=min(times),
+        median=statistics.median(times),
+        quartiles=(quarters[0], quarters[2]),
+        ratio=statistics.median(ratios),
+        interval=_median_interval(ratios),
+        rounds=len(times),
+    )
+
+
+def _median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% interval of the median: the number of values below it is Binomial(n, 1/2), so 0.98 √n ranks."""
+    n = len(ordered)
+    if n < _MIN_ROUNDS:
+        return None
+    reach = 0.98 * math.sqrt(n)
+    return ordered[max(math.floor(n / 2 - reach), 0)], ordered[min(math.ceil(n / 2 + reach), n - 1)]
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long the work takes until the device has finished it."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    started = now()
+    work()
+    return now() - started
+
+
+# Schemes
+
+
+def configuration(name: str) -> Scheme:
+    """A row of the recipes' catalogue; ``NAME:field=value,field=value`` changes some of its settings."""
+    label, _, changes = name.partition(":")
+    scheme = catalogue_entry(label).build()
+    given: dict[str, object] = {**parse_settings([part for part in changes.split(",") if part])}
+    return scheme.with_settings(given)
+
+
+@contextmanager
+def _bound(
+    names: Sequence[str], host: TransformersHost, progress: Progress
+) -> Iterator[dict[str, BoundScheme]]:
+    """The configurations bound to this host; tables of a random host are not kept in the cache."""
+    key = Key(hashlib.sha256(b"benchmark-0").digest())
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) if host.name.startswith(RANDOM) else cache_dir()
+        workspace = Workspace(cache=cache, find_host=host_info, open_host=lambda other: host)
+        schemes: dict[str, BoundScheme] = {}
+        for name in names:
+            schemes[name] = configuration(name).bind(key, host.info, workspace)
+            progress("binding schemes", len(schemes), len(names))
+        yield schemes
+
+
+# Marks
 
 
 def bench_marks(
@@ -111,12 +179,11 @@ def bench_marks(
     turn: int,
     repeats: int,
     peers: bool = True,
-    decoding: Decoding = Decoding(),
     progress: Progress = silent,
-) -> Iterator[BenchResult]:
+) -> Iterator[Cost]:
     """A step of writing with each mark, in turns of ``turn`` steps, at every batch size; compared with none.
 
-    The first turn is not counted. Every mark continues its own text.
+    The first turn is not counted. Every mark continues its own text, so no prompt is timed.
     """
     device = host.device
     forbidden = torch.from_numpy(~host.info.markable).to(device)
@@ -124,139 +191,88 @@ def bench_marks(
         for batch in batches:
             texts = host.tokenizer.encode(prompts(batch))
             ids = torch.tensor([(list(text.ids) * _PROMPT)[:_PROMPT] for text in texts], device=device)
-            choosers = {NONE: drawn_by(None, ids, decoding)}
-            choosers |= {name: drawn_by(bound, ids, decoding) for name, bound in schemes.items()}
+            choosers = {NONE: drawn_by(None, ids)}
+            choosers |= {name: drawn_by(bound, ids) for name, bound in schemes.items()}
             if peers:
                 theirs = peer_marks(host.info.vocab_size, device)
                 choosers |= {name: start(ids) for name, start in theirs.items()}
             room = turn * (repeats + 1)
-            tasks: dict[str, Task] = {
-                name: functools.partial(
-                    _take_turn, Writer(eager(host.writer, forbidden), choose, ids, room=room), turn
-                )
-                for name, choose in choosers.items()
-            }
-            yield from _timed(f"batch {batch}", tasks, dict.fromkeys(tasks, NONE), repeats, progress)
+            tasks: dict[str, Task] = {}
+            for name, choose in choosers.items():
+                writer = Writer(eager(host, forbidden), choose, ids, room=room)
+                tasks[name] = functools.partial(lambda writer, _: writer(turn), writer)
+            yield from time_tasks(f"batch {batch}", tasks, baseline=NONE, repeats=repeats, progress=progress)
 
 
-def _take_turn(writer: Writer, steps: int, _: int) -> float:
-    return writer(steps)
+class Writer:
+    """One batch of texts that grows by ``choose``; ``prompt`` is (batch, length), without padding."""
+
+    def __init__(self, forward: Forward, choose: Chooses, prompt: torch.Tensor, *, room: int) -> None:
+        self._forward, self._choose = forward, choose
+        self._start = self._length = prompt.shape[1]
+        self.ids = torch.zeros((len(prompt), self._start + room), dtype=torch.long, device=prompt.device)
+        self.ids[:, : self._start] = prompt
+
+    def __call__(self, steps: int) -> float:
+        """Take a number of steps; returns the seconds of one."""
+        return _seconds(lambda: self._write(steps), self.ids.device) / steps
+
+    @torch.inference_mode()
+    def _write(self, steps: int) -> None:
+        for _ in range(steps):
+            ids = self.ids[:, : self._length]
+            self.ids[:, self._length] = self._choose(ids, self._forward(ids), self._length - self._start)
+            self._length += 1
 
 
-def bench_detection(
-    host: TransformersHost,
-    names: Sequence[str],
-    *,
-    texts: int,
-    tokens: int,
-    repeats: int,
-    progress: Progress = silent,
-) -> Iterator[BenchResult]:
-    """Detection per text, in one batch and one by one (an eighth as many texts), compared with tokenizing."""
-    device = host.device
-    with _bound(names, host, progress) as schemes:
-        for batched, count in ((True, texts), (False, max(texts // 8, 1))):
-            tasks = detection_tasks(
-                host.tokenizer, schemes, texts=count, tokens=tokens, batched=batched, device=device
-            )
-            how = f"a batch of {count}" if batched else "one by one"
-            baselines = dict.fromkeys(tasks, TOKENIZING)
-            yield from _timed(f"detection, {how}", tasks, baselines, repeats, progress)
+def eager(host: TransformersHost, forbidden: torch.Tensor) -> Forward:
+    """The host's forward pass with a KV cache; ``forbidden`` (vocab,) ids are never written."""
+    forward = CachedForward(host.writer, None)
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        return forward(ids).to(torch.float32, copy=True).masked_fill_(forbidden, -math.inf)
+
+    return logits
 
 
-def detection_tasks(
-    tokenizer: Tokenizer,
-    schemes: Schemes,
-    *,
-    texts: int,
-    tokens: int,
-    batched: bool,
-    device: torch.device,
-) -> dict[str, Task]:
-    """Seconds per text, in one batch or one by one."""
-    pool = functools.lru_cache(maxsize=1)(
-        lambda number: random_texts(tokenizer, texts, tokens=tokens, seed=2 * number + batched)
+def drawn_by(scheme: BoundScheme | None, prompt: torch.Tensor) -> Chooses:
+    """The token that a scheme draws, as this library's own decoding loop does; None: without a mark."""
+    seeds = range(len(prompt))
+    session = None if scheme is None else scheme.session(prompt, torch.ones_like(prompt), seeds=seeds)
+    final = scheme is not None and scheme.needs.final_distribution
+    noise = RandomStreams(seeds, device=prompt.device)
+
+    def choose(ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor:
+        return draw(scores, Decoding(), noise, step, session=session, input_ids=ids, final=final)[0]
+
+    return choose
+
+
+def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[torch.Tensor], Chooses]]:
+    """For each mark of transformers and vLLM at hand, what starts marking prompts (batch, length)."""
+    from transformers.generation.logits_process import (
+        SynthIDTextWatermarkLogitsProcessor,
+        WatermarkLogitsProcessor,
     )
 
-    def run(detect: Callable[[Sequence[str]], object], number: int) -> float:
-        return seconds(functools.partial(detect, pool(number)), device) / texts
+    def processed(processor: Callable[[], Any], prompt: torch.Tensor) -> Chooses:
+        process, plain = processor(), drawn_by(None, prompt)
+        return lambda ids, scores, step: plain(ids, process(ids, scores), step)
 
-    def one_by_one(detect: Callable[[str], object]) -> Task:
-        return functools.partial(run, lambda many: [detect(text) for text in many])
-
-    if batched:
-        return {
-            TOKENIZING: functools.partial(run, lambda many: tokenizer.encode(list(many))),
-            **{name: functools.partial(run, bound.detect_batch) for name, bound in schemes.items()},
-        }
-    return {
-        TOKENIZING: one_by_one(lambda text: tokenizer.encode([text])),
-        **{name: one_by_one(bound.detect) for name, bound in schemes.items()},
+    keys = torch.randint(1 << 16, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    kgw = functools.partial(WatermarkLogitsProcessor, vocab_size, device)
+    synthid = functools.partial(SynthIDTextWatermarkLogitsProcessor, 5, keys, 1 << 16, 0, 1024, device)
+    found: dict[str, Callable[[torch.Tensor], Chooses]] = {
+        "transformers kgw": functools.partial(processed, kgw),
+        "transformers synthid": functools.partial(processed, synthid),
     }
+    if importlib.util.find_spec("vllm") is not None:
+        gumbel: Any = importlib.import_module("vllm.v1.watermarking.gumbel")
+        mark = gumbel.GumbelWatermarker(1234567, 4)
+        found["vllm gumbel"] = lambda _: lambda ids, scores, step: mark.sample(scores, ids[:, -4:]).token_ids
+    return found
 
 
-@contextmanager
-def _bound(
-    names: Sequence[str], host: TransformersHost, progress: Progress
-) -> Iterator[dict[str, BoundScheme]]:
-    """The configurations bound to this host; tables of a random host are not kept in the cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) if host.name.startswith(RANDOM) else None
-        schemes: dict[str, BoundScheme] = {}
-        for name in names:
-            progress("binding schemes", len(schemes), len(names))
-            schemes[name] = bind(name, host, cache=cache)
-        progress("binding schemes", len(names), len(names))
-        yield schemes
-
-
-def _timed(
-    measure: str, tasks: Mapping[str, Task], baselines: Mapping[str, str], repeats: int, progress: Progress
-) -> Iterator[BenchResult]:
-    if not tasks:
-        return
-    costs = time_tasks(measure, tasks, repeats=repeats, baselines=baselines, progress=progress)
-    for row, cost in costs.items():
-        yield BenchResult(measure, row, cost)
-
-
-# Prompts to continue and texts to score. Texts must not repeat, or caches would make the second one cheaper:
-# they are random walks over adjacent words of the package's English texts, with ever new windows.
-
-
-def prompts(count: int, *, first: int = 0) -> list[str]:
-    """``count`` of the package's openings from the ``first`` on, repeated if there are too few."""
-    return [row["text"] for row in itertools.islice(itertools.cycle(openings()), first, first + count)]
-
-
-def random_texts(tokenizer: Tokenizer, count: int, *, tokens: int, seed: int) -> list[str]:
-    """``count`` texts of ``tokens`` tokens, give or take two; every seed has its own."""
-    texts = tokenizer.encode(random_walks(count, words=tokens, seed=seed))  # a word is at least one token
-    return tokenizer.decode([text.ids[:tokens] for text in texts])
-
-
-def random_walks(count: int, *, words: int, seed: int) -> list[str]:
-    """``count`` texts of ``words`` words each; every seed has its own."""
-    random = np.random.default_rng(seed)
-    return [_random_walk(random, words) for _ in range(count)]
-
-
-def _random_walk(random: np.random.Generator, length: int) -> str:
-    words, successors = _word_pairs()
-    at = int(random.integers(len(words)))
-    walk = []
-    for share in random.random(length):
-        walk.append(words[at])
-        following = successors[words[at]]
-        at = following[int(share * len(following))]
-    return " ".join(walk)
-
-
-@functools.cache
-def _word_pairs() -> tuple[list[str], dict[str, list[int]]]:
-    """All words in order, and for each distinct word the positions that follow it."""
-    words = " ".join(register_texts()).split()
-    successors: dict[str, list[int]] = {}
-    for position, word in enumerate(words):
-        successors.setdefault(word, []).append((position + 1) % len(words))
-    return words, successors
+def prompts(count: int) -> list[str]:
+    """The first ``count`` of the package's openings, repeated if there are too few."""
+    return [row["text"] for row in itertools.islice(itertools.cycle(openings()), count)]

@@ -27,39 +27,17 @@ from dewmark.workspace import Progress, silent
 
 RANDOM = "random:"
 
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "num_key_value_heads")  # fmt: skip
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-3b": {
-        "vocab_size": 128_256,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-    },
-    "llama-3.2-1b": {
-        "vocab_size": 128_256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "smollm2-135m": {
-        "vocab_size": 49_152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "tiny": {
-        "vocab_size": 1024,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
+    name: dict(zip(_SIZES, sizes, strict=True))
+    for name, sizes in {
+        "llama-3.2-3b": (128_256, 3072, 8192, 28, 24, 8),
+        "llama-3.2-1b": (128_256, 2048, 8192, 16, 32, 8),
+        "smollm2-135m": (49_152, 576, 1536, 30, 9, 3),
+        "tiny": (1024, 32, 64, 2, 4, 2),
+    }.items()
 }
 
 
@@ -73,10 +51,10 @@ def open_host(
     if shape not in SHAPES:
         raise unknown_name("shape", shape, SHAPES)
     target = torch_device(device)
-    return random_host(SHAPES[shape], name=name, device=target, dtype=torch_dtype(dtype, target))
+    return _random_host(SHAPES[shape], name=name, device=target, dtype=torch_dtype(dtype, target))
 
 
-def random_host(
+def _random_host(
     shape: dict[str, Any], *, name: str, device: torch.device, dtype: torch.dtype
 ) -> TransformersHost:
     """A Llama of this shape with random weights."""

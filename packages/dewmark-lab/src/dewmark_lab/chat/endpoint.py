@@ -19,7 +19,7 @@ import random
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
@@ -28,8 +28,8 @@ import httpx2
 
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.base import Conversation
-from dewmark_lab.chat import OnAnswer
 
+OnAnswer = Callable[[int, str], None]
 LengthField = Literal["max_tokens", "max_completion_tokens"]
 
 _RETRIED = {408, 409, 425, 429}  # and 5xx
@@ -57,7 +57,6 @@ class EndpointChat:
         send_seed: bool = True,
         length_field: LengthField = "max_tokens",
         concurrency: int = 8,
-        per_minute: float = 0.0,
         retries: int = 8,
         timeout: float = 120.0,
         first_pause: float = 0.5,
@@ -75,7 +74,7 @@ class EndpointChat:
         self._retries = retries
         self._timeout = timeout
         self._first_pause = first_pause
-        self._pace = Pace(per_minute)
+        self._hold = Hold()
 
     def identity(self) -> dict[str, object]:
         """The endpoint, the model and its sampling options."""
@@ -137,7 +136,7 @@ class EndpointChat:
         """One answer, with retries."""
         reason = ""
         for attempt in range(self._retries + 1):
-            if not self._pace.wait(stop):
+            if not self._hold.wait(stop):
                 break
             try:
                 return self._once(client, body)
@@ -149,7 +148,7 @@ class EndpointChat:
                 if error.seconds is not None:
                     pause = max(pause, error.seconds)
                 if error.everybody:
-                    self._pace.hold(pause)
+                    self._hold.start(pause)
                 else:
                     stop.wait(pause)
         if stop.is_set():
@@ -208,30 +207,26 @@ class EndpointChat:
         return ModelError(f"{self.model} at {self.base_url} {what}; the answers so far are kept")
 
 
-class Pace:
-    """Rate limit for all threads together: ``per_minute`` requests start, evenly spread; 0 is no limit."""
+class Hold:
+    """A pause that a server asked for, kept by all threads together."""
 
-    def __init__(self, per_minute: float) -> None:
-        self._gap = 60.0 / per_minute if per_minute > 0 else 0.0
-        self._next = 0.0  # monotonic time before which nothing may start
+    def __init__(self) -> None:
+        self._until = 0.0  # monotonic time before which nothing may start
         self._lock = threading.Lock()
 
     def wait(self, stop: threading.Event) -> bool:
-        """Wait for this thread's turn; False if ``stop`` was set in the meantime."""
+        """Wait until requests may start; False if ``stop`` was set in the meantime."""
         while not stop.is_set():
-            with self._lock:
-                now = time.monotonic()
-                left = self._next - now
-                if left <= 0:
-                    self._next = now + self._gap
-                    return True
+            left = self._until - time.monotonic()
+            if left <= 0:
+                return True
             stop.wait(left)  # then check again: the server may have asked for a longer pause
         return False
 
-    def hold(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """Start no request for this many seconds."""
         with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
+            self._until = max(self._until, time.monotonic() + seconds)
 
 
 def backoff(attempt: int, *, first: float) -> float:

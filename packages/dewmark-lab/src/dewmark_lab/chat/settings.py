@@ -1,35 +1,124 @@
-"""Which chat model to ask, as plain settings: an endpoint or a local host, its sampling, its prices.
+"""Chat models and which one to ask, as plain settings: an endpoint or a local host, and its sampling.
 
-Attacks inherit these fields and judges use them. Boundary: nothing is loaded or sent before
-`ChatSettings.open`, which reads the API key from its environment variable; no field contains it.
-
-`CachedChat` keeps answers on disk: a run that was killed asks only for what is missing. The name of an
-answer's file is the SHA-256 of everything that decides the answer: the model's identity, the conversation,
-the seed, the length; no credentials. A broken file counts as missing, so processes may share a folder.
+`ChatModel` is all that paraphrase, translation and judging know of a model: `LocalChat` runs a host with a
+chat template, `EndpointChat` asks a server over HTTP, `CachedChat` keeps answers on disk. Attacks inherit the
+fields of `ChatSettings` and judges use them. Boundary: nothing is loaded or sent before `ChatSettings.open`,
+which reads the API key from its environment variable; no field contains it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from dewmark import config
+from dewmark.decoding import CHAT_DECODING, Decoding, DecodingOptions
 from dewmark.errors import ConfigError
+from dewmark.hosts import chat_format, host_info, load_host
 from dewmark.hosts.base import Conversation
 from dewmark.storage import atomic_write
 from dewmark.workspace import Progress
-from dewmark_lab.chat import ChatModel, OnAnswer
-from dewmark_lab.chat.endpoint import EndpointChat, LengthField, check_base_url
-from dewmark_lab.chat.local import LocalChat
+from dewmark_lab.chat.endpoint import EndpointChat, LengthField, OnAnswer, check_base_url
+
+if TYPE_CHECKING:
+    from dewmark.hosts.base import Host
+    from dewmark.types import Generation
+
+
+class ChatModel(Protocol):
+    """A model that answers conversations."""
+
+    def identity(self) -> dict[str, object]:
+        """Everything that decides an answer besides conversation, seed and length; no secrets."""
+
+    def complete(
+        self,
+        conversations: Sequence[Conversation],
+        *,
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        on_answer: OnAnswer | None = None,
+    ) -> list[str]:
+        """One answer each, in order; ``on_answer`` gets (index, answer) as soon as one arrives.
+
+        ``on_answer`` is called in any order, by one thread at a time but not always by the caller's.
+        """
+
+
+class LocalChat:
+    """A host as a chat model; ``open_host`` loads its weights for the first answer."""
+
+    def __init__(
+        self,
+        open_host: Callable[[], Host],
+        *,
+        identity: str,
+        render: Callable[[Conversation], str],
+        decoding: Decoding = CHAT_DECODING,
+        batch_size: int = 8,
+    ) -> None:
+        self._open_host = open_host
+        self._identity = identity
+        self._render = render
+        self._decoding = decoding
+        self._batch_size = batch_size
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """The host, loaded on first use."""
+        return self._open_host()
+
+    def identity(self) -> dict[str, object]:
+        """The host's identity and its sampling options."""
+        return {
+            "host": self._identity,
+            "temperature": self._decoding.temperature,
+            "top_p": self._decoding.top_p,
+            "top_k": self._decoding.top_k,
+        }
+
+    def complete(
+        self,
+        conversations: Sequence[Conversation],
+        *,
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        on_answer: OnAnswer | None = None,
+    ) -> list[str]:
+        """One answer each; an answer depends on its conversation and seed, not on its batch."""
+        answers: list[str] = []
+
+        def collect(batch: list[Generation]) -> None:
+            for generation in batch:
+                answers.append(generation.text.strip())
+                if on_answer is not None:
+                    on_answer(len(answers) - 1, answers[-1])
+
+        self.host.generate(
+            [self._render(conversation) for conversation in conversations],
+            scheme=None,
+            seeds=seeds,
+            decoding=dataclasses.replace(self._decoding, max_new_tokens=max_new_tokens),
+            batch_size=self._batch_size,
+            on_batch=collect,
+        )
+        return answers
 
 
 class CachedChat:
-    """A chat model that asks another one only for answers that are not in ``folder`` yet."""
+    """A chat model that asks another one only for answers that are not in ``folder`` yet.
+
+    The name of an answer's file is the SHA-256 of everything that decides the answer: the model's identity,
+    the conversation, the seed, the length; no credentials. A broken file counts as missing, so processes may
+    share a folder.
+    """
 
     def __init__(self, model: ChatModel, folder: Path) -> None:
         self.model = model
@@ -134,8 +223,7 @@ class ChatSettings:
     """The settings of a chat model: ``base_url`` and ``model`` name an endpoint, ``host`` a local one.
 
     ``temperature`` and ``top_p`` None mean the endpoint's, or the local host's, own defaults.
-    ``per_minute`` limits how many requests are started, 0 is no limit. Prices are per million tokens, in any
-    currency. ``answers`` is the folder of cached answers, by default one in dewmark's cache.
+    ``answers`` is the folder of cached answers, by default one in dewmark's cache.
     """
 
     base_url: str | None = None
@@ -148,11 +236,8 @@ class ChatSettings:
     length_field: LengthField = "max_tokens"
     send_seed: bool = True
     concurrency: int = 8
-    per_minute: float = 0.0
     retries: int = 8
     timeout: float = 120.0
-    price_in: float | None = None
-    price_out: float | None = None
     answers: str | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -168,7 +253,7 @@ class ChatSettings:
         for name in ("max_new_tokens", "concurrency", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("per_minute", "retries", "temperature", "price_in", "price_out"):
+        for name in ("retries", "temperature"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.timeout <= 0:
@@ -187,14 +272,20 @@ class ChatSettings:
 
     def _model(self, progress: Progress | None) -> ChatModel:
         if self.host is not None:
-            return LocalChat.load(
-                self.host,
-                device=self.device,
-                dtype=self.dtype,
-                temperature=self.temperature,
-                top_p=self.top_p,
+            form = chat_format(self.host, progress=progress)
+            stated: DecodingOptions = {}
+            if self.temperature is not None:
+                stated["temperature"] = self.temperature
+            if self.top_p is not None:
+                stated["top_p"] = self.top_p
+            return LocalChat(
+                functools.partial(
+                    load_host, self.host, device=self.device, dtype=self.dtype, progress=progress
+                ),
+                identity=host_info(self.host, progress=progress).identity,
+                render=form.render,
+                decoding=dataclasses.replace(form.decoding, **stated),
                 batch_size=self.batch_size,
-                progress=progress,
             )
         base_url = self.base_url or os.environ.get(BASE_URL_VARIABLE)
         if not base_url or self.model is None:
@@ -213,13 +304,12 @@ class ChatSettings:
             send_seed=self.send_seed,
             length_field=self.length_field,
             concurrency=self.concurrency,
-            per_minute=self.per_minute,
             retries=self.retries,
             timeout=self.timeout,
         )
 
     def estimate(self, conversations: Sequence[Conversation], *, answers: Sequence[str]) -> CostEstimate:
-        """Estimate the cost of these conversations; ``answers`` are texts as long as the expected ones.
+        """Estimate the use for these conversations; ``answers`` are texts as long as the expected ones.
 
         A token is counted as 4 bytes of UTF-8: close for English, too many for scripts with several bytes per
         letter.
@@ -230,32 +320,23 @@ class ChatSettings:
             for message in conversation
         )
         received = sum(min(_tokens(answer), self.max_new_tokens) for answer in answers)
-        cost = None
-        if self.price_in is not None and self.price_out is not None:
-            cost = (sent * self.price_in + received * self.price_out) / 1e6
-        return CostEstimate(self.host or self.model or "?", len(conversations), sent, received, cost)
+        return CostEstimate(self.host or self.model or "?", len(conversations), sent, received)
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The expected use of a model; ``cost`` is None if no prices are known."""
+    """The expected use of a model."""
 
     model: str
     requests: int
     tokens_in: int
     tokens_out: int
-    cost: float | None
 
     def __str__(self) -> str:
-        money = "" if self.cost is None else f", about {self.cost:.3g} at the prices given"
         return (
             f"{self.requests} requests to {self.model}, about {self.tokens_in} tokens in and "
-            f"{self.tokens_out} out{money}"
+            f"{self.tokens_out} out"
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
 
 
 def _tokens(text: str) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +14,7 @@ from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dewmark.attack import Attack
+    pass
 
 
 def attack(
@@ -45,10 +44,6 @@ def attack(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed; with a text's id it decides everything random.")
     ] = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="all cores", help="Texts to work on in parallel, if possible."),
-    ] = None,
     batch_size: options.BatchSize = 64,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -57,6 +52,7 @@ def attack(
 
     Attack unmarked texts too: they are the negatives to compare with.
     """
+    from dewmark.attack import load_attack
     from dewmark.batch import read_files
     from dewmark_lab.attacks.batch import attack_file, attacked_row, read_attack_rows, row_seeds
 
@@ -66,7 +62,7 @@ def attack(
         raise ConfigError("--in and --out go together: give both or neither")
     if in_ is not None and out is not None and out.exists() and out.samefile(in_):
         raise ConfigError(f"--out is the input file {in_} itself: choose another name")
-    chosen = load_chosen(name, settings, jobs)
+    chosen = load_attack(name, **config.parse_settings(settings or ()))
     if in_ is not None:
         rows = read_attack_rows(in_)
     else:
@@ -96,14 +92,3 @@ def attack(
     else:
         write(attacked[0])  # only the text, so that it can be piped into a detector
     say(f"{chosen.label}, {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-def load_chosen(name: str, settings: list[str] | None, jobs: int | None) -> Attack:
-    """The attack that the command names, with its settings."""
-    from dewmark.attack import attack_class, load_attack
-
-    given: dict[str, Any] = dict(config.parse_settings(settings or ()))
-    fields = {field.name for field in dataclasses.fields(attack_class(name, engine=given.get("engine")))}
-    if jobs is not None and "concurrency" in fields:
-        given["concurrency"] = jobs
-    return load_attack(name, **given)

@@ -1,9 +1,9 @@
-"""``dewmark bench``: the cost of marking and detecting on this machine, beside the marks of engines."""
+"""``dewmark bench marks``: the cost of marking on this machine, beside the marks of engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,30 +11,13 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, write
 from dewmark.errors import ConfigError
 
-if TYPE_CHECKING:
-    from dewmark_lab.bench.measures import BenchResult
+app = typer.Typer(name="bench", no_args_is_help=True)
+MARKS = ("dew-default", "kgw", "synthid", "exp")
 
-app = typer.Typer(
-    name="bench", help="Measure the cost of marking and detecting on this machine.", no_args_is_help=True
-)
-_BASES = ("none", "tokenizing")
-MARKS = ("dew", "kgw", "synthid", "exp")
-STANDARD = ("dew", "dew-bias", "kgw", "unigram", "exp", "synthid")
 
-Schemes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--schemes",
-        metavar="NAME[:FIELD=VALUE,…]",
-        help="Configuration to time, or all; repeatable.",
-        show_default=", ".join(STANDARD),
-    ),
-]
-BenchHost = Annotated[
-    str, typer.Option("--host", metavar="MODEL", help="Host model; random:llama-3.2-3b has random weights.")
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")]
-Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")]
+@app.callback()
+def _group() -> None:
+    """Measure the cost of marking on this machine."""  # keeps an only command from merging with the group
 
 
 @app.command()
@@ -44,18 +27,20 @@ def marks(
         typer.Option(
             "--schemes",
             metavar="NAME[:FIELD=VALUE,…]",
-            help="Configuration to time; repeatable.",
+            help="Row of reproduce to time, or all; repeatable.",
             show_default=", ".join(MARKS),
         ),
     ] = None,
-    host: BenchHost = "smollm2-135m",
+    host: Annotated[
+        str, typer.Option(metavar="MODEL", help="Host model; random:llama-3.2-3b has random weights.")
+    ] = "smollm2-135m",
     batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64,256",
     turn: Annotated[int, typer.Option(min=1, help="Steps of one mark before the next has its turn.")] = 5,
-    repeats: Repeats = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")] = 8,
     peers: Annotated[
         bool, typer.Option(help="Also time the marks of transformers and vLLM, where installed.")
     ] = True,
-    threads: Threads = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")] = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     json_: options.Json = False,
@@ -68,8 +53,11 @@ def marks(
     from dewmark_lab.bench.measures import bench_marks
     from dewmark_lab.bench.random_models import open_host
 
-    names, batches = _names(schemes or MARKS), _numbers(batch_sizes, "--batch-sizes")
-    _threads(threads)
+    names, batches = _names(schemes or MARKS), _numbers(batch_sizes)
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
     with Progress(quiet=quiet) as progress:
         found = list(
             bench_marks(
@@ -82,98 +70,41 @@ def marks(
                 progress=progress,
             )
         )
-    _report(found, json_=json_, quartiles=True)
-
-
-@app.command()
-def detect(
-    schemes: Schemes = None,
-    host: BenchHost = "smollm2-135m",
-    texts: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 500,
-    tokens: Annotated[int, typer.Option(min=20, help="Tokens per text.")] = 200,
-    repeats: Repeats = 3,
-    threads: Threads = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Time detection per text, batched and one by one, relative to tokenizing the text.
-
-    Every round uses new texts. --device matters for DEW and for schemes that run the host to detect.
-    """
-    from dewmark_lab.bench.measures import bench_detection
-    from dewmark_lab.bench.random_models import open_host
-
-    names = _names(schemes)
-    _threads(threads)
-    with Progress(quiet=quiet) as progress:
-        opened = open_host(host, device=device, dtype=dtype, progress=progress)
-        found = list(
-            bench_detection(opened, names, texts=texts, tokens=tokens, repeats=repeats, progress=progress)
-        )
-    _report(found, json_=json_)
-
-
-def _names(schemes: Sequence[str] | None) -> list[str]:
-    from dewmark_lab.bench.measures import CONFIGURATIONS, configuration
-
-    names = [name for part in schemes or STANDARD for name in _split(part)]
-    if names == ["all"]:
-        return list(CONFIGURATIONS)
-    for name in names:
-        configuration(name)  # checks it
-    return names
-
-
-def _split(names: str) -> list[str]:
-    """``a,b`` is two configurations, ``a:x=1,y=2`` is one with two settings."""
-    return [names] if ":" in names else names.split(",")
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{option} takes whole numbers separated by commas, got {text!r}")
-    return [int(part) for part in parts]
-
-
-def _threads(threads: int) -> None:
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def _report(found: Sequence[BenchResult], *, json_: bool, quartiles: bool = False) -> None:
     if json_:
-        for row in found:
-            emit(row.to_dict())
+        for cost in found:
+            emit(cost.to_dict())
         return
     from rich.table import Table
 
     measures = list(dict.fromkeys(row.measure for row in found))
     table = Table("", *measures, box=None, pad_edge=False)
-    cells = {(row.measure, row.row): row.cost for row in found}
-    rows = dict.fromkeys(row.row for row in found)
-    for name in sorted(rows, key=lambda name: name not in _BASES):  # baselines first
+    cells = {(row.measure, row.row): row for row in found}
+    for name in dict.fromkeys(row.row for row in found):  # the baseline first
         line = []
         for measure in measures:
-            cost = cells.get((measure, name))
-            if cost is None:
-                line.append("–")
-                continue
-            if quartiles:
-                low, high = (1000 * value for value in cost.quartiles)
-                more = "" if name == "none" else f" {100 * ((cost.ratio or 1.0) - 1):+.1f}%"
-                line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms{more}")
-                continue
-            ratio = "" if cost.ratio is None else f"  x{cost.ratio:.3g}"
-            ms = 1000 * cost.fastest
-            line.append((f"{ms:.3g} ms" if ms < 999.5 else f"{ms:,.0f} ms") + ratio)
+            cost = cells[measure, name]
+            low, high = (1000 * value for value in cost.quartiles)
+            line.append(f"{1000 * cost.median:.3g} ({low:.3g} to {high:.3g}) ms  x{cost.ratio:.3g}")
         table.add_row(name, *line)
     results().print(table, soft_wrap=False)
-    if quartiles:
-        write("a step: median and quartiles over rounds; %: over no mark in the same round, the median\n")
-        return
-    write("fastest round; x: ratio to the first row, median over rounds\n")
+    write("median and quartiles over rounds; x: ratio to the first row in the same round, the median\n")
+
+
+def _names(schemes: Sequence[str]) -> list[str]:
+    from dewmark_lab.bench.measures import configuration
+    from dewmark_lab.experiments.recipe import catalogue
+
+    # a,b is two rows, a:x=1,y=2 is one with two settings
+    names = [name for part in schemes for name in ([part] if ":" in part else part.split(","))]
+    if names == ["all"]:
+        return catalogue()
+    for name in names:
+        configuration(name)  # checks it
+    return names
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--batch-sizes takes whole numbers separated by commas, got {text!r}")
+    return [int(part) for part in parts]

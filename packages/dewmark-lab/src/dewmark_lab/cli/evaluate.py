@@ -12,11 +12,11 @@ from dewmark.cli.terminal import Progress, emit, results, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
-    from dewmark.stats.rates import Interval, Rate
+    from dewmark.stats.rates import Rate
     from dewmark_lab.evaluation.results import Evaluation, ResultCell
 
 
@@ -67,16 +67,9 @@ def evaluate(
     test: Annotated[
         str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
     ] = None,
-    translate_back: Annotated[
-        bool,
-        typer.Option(
-            "--translate-back",
-            help="Also score foreign texts in English, as dewmark detect does, and count both attempts.",
-        ),
-    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures, an HTML page."),
+        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
     ] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
@@ -89,17 +82,16 @@ def evaluate(
     """
     from dewmark_lab.evaluation.protocol import evaluate as judge
     from dewmark_lab.evaluation.results import read_scores
-    from dewmark_lab.evaluation.score_files import ScoreFiles, paired_texts, read_score_files, score_files
-    from dewmark_lab.quality.texts import paired_measures
+    from dewmark_lab.evaluation.score_files import parse_files, read_score_files, score_files
 
     levels = _rates(rates)
-    files = ScoreFiles.parse(positives or (), negatives or (), human or ())
+    given = (positives or (), negatives or (), human or ())
+    files = parse_files(*given) if scores is None else ()
     if scores is not None:
-        if files.files or key is not None or detector is not None:
+        if any(given) or key is not None or detector is not None:
             raise ConfigError("--scores has all texts: leave out --positives, --negatives, --human and --key")
         rows = read_scores(scores)
     elif key is not None or detector is not None:
-        files.check()
         with Progress(quiet=quiet) as progress:
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
@@ -109,33 +101,28 @@ def evaluate(
                 files,
                 seeds=seeds,
                 test=test,
-                translate_back=translate_back,
                 batch_size=batch_size,
                 progress=progress,
             )
-    elif translate_back:
-        raise ConfigError("--translate-back scores texts, and these rows are scored: add --key or --detector")
     else:
-        files.check()
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
-    pairs = paired_texts(files)
-    worded = paired_measures(pairs) if len(pairs) > 1 else {}
     if out is not None:
         from dewmark_lab.evaluation.results import write_scores
         from dewmark_lab.reports.experiment_report import write_report
 
         write_scores(out / "scores.jsonl", rows)
         found.save(out / "evaluation.json")
-        configuration: dict[str, Any] = {"files": files.to_dict(), "rates": levels}
-        write_report(out, title="Evaluation", table="", configuration=configuration, commands=[])
-        say(f"wrote {out / 'report.html'}, with tables and figures next to it", quiet=quiet)
+        named = [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in files]
+        configuration: dict[str, Any] = {"files": named, "rates": levels}
+        write_report(
+            out, title="Evaluation", table="", configuration=configuration, commands=[], rates=levels
+        )
+        say(f"wrote {out / 'report.md'}, with figures next to it", quiet=quiet)
     if json_:
-        wording = {name: each and each.to_dict() for name, each in worded.items()}
-        emit({**found.to_dict(), "wording": wording or None})
+        emit(found.to_dict())
     else:
         results().print(_table(found), soft_wrap=False)
-        write(_wording(worded))
         write("".join(f"\n{note[0].upper()}{note[1:]}." for note in found.notes) + "\n" * bool(found.notes))
 
 
@@ -165,19 +152,6 @@ def _table(found: Evaluation) -> Table:
             table.add_row(*first, *line)
             first = ("",) * len(first)
     return table
-
-
-def _wording(found: Mapping[str, Interval | None]) -> str:
-    """What the marked texts' wording lost or gained, a line per measure."""
-    from dewmark_lab.quality.measuring import MEASURES
-
-    shown = [
-        f"{MEASURES[name].label} {interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
-        for name, interval in found.items()
-        if interval is not None
-    ]
-    head = "\nWording against the unmarked text of the same prompt and seed:\n"
-    return head + ";\n".join(shown) + ".\n" if shown else ""
 
 
 def _by_scores(cell: ResultCell) -> Iterator[Sequence[str]]:

@@ -10,15 +10,13 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
-from dewmark_lab.prompt_sources import package_prompts
+from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
     from dewmark_lab.evaluation.power import Power, PowerRow
-
-_CURVE_POINTS = 120
 
 
 def power(
@@ -47,22 +45,25 @@ def power(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write power.json and power.png here.")
+        Path | None, typer.Option(metavar="DIR", help="Write power.json here; a detector's folder, say.")
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Estimate the share of marked texts found at each length, for this host and these settings."""
+    import numpy as np
+
     from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
-    from dewmark_lab.measurements import mark_strength, power_by_length, write_sample
+    from dewmark.stats.power import measure_strength
+    from dewmark_lab.evaluation.power import power_by_length, write_sample
 
     lengths = _lengths(length)
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    prompts = package_prompts(number, option="--number", chat=chat) if texts is None else []
+    asked = prompt_texts(REQUESTS if chat else OPENINGS, number, option="--number") if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
@@ -79,7 +80,7 @@ def power(
         if texts is None:
             sample = write_sample(
                 watermark,
-                prompts,
+                [row["text"] for row in asked],
                 tokens=min(tokens, max(25, *lengths)),
                 seed=seed,
                 options=options.decoding_options(temperature=temperature, top_p=top_p),
@@ -89,12 +90,15 @@ def power(
             )
         bound = watermark.detector(reader=reader).scheme
         found = power_by_length(bound, sample, lengths, fpr=fpr, progress=progress)
-        strength = mark_strength(bound, sample)
+        tested = bound.detect_batch([text for text, _ in sample], prompts=[prompt for _, prompt in sample])
+        strength = measure_strength(
+            np.array([each.z for each in tested]), np.array([each.effective_length for each in tested])
+        )
     rows = [found.row(each) for each in lengths]
     summary = {**_summary(bound, found, rows), "strength": strength.to_dict()}
     if out is not None:
-        _save(out, found, rows, summary)
-        say(f"wrote {out / 'power.png'} and power.json next to it", quiet=quiet)
+        save_json(out / "power.json", summary)
+        say(f"wrote {out / 'power.json'}", quiet=quiet)
     if json_:
         emit(summary)
     else:
@@ -147,24 +151,3 @@ def _print(found: Power, rows: Sequence[PowerRow]) -> None:
         for target, least in found.shortest.items()
     )
     write(f"\nAt a false-positive rate of {found.fpr:g}, from {found.texts} marked texts: {reach}.\n")
-
-
-def _save(out: Path, found: Power, rows: Sequence[PowerRow], summary: dict[str, Any]) -> None:
-    import numpy as np
-
-    from dewmark_lab.reports import plots
-
-    longest = max(row.length for row in rows)
-    lengths = np.unique(np.linspace(1, longest, _CURVE_POINTS).round().astype(int)).tolist()
-    shares = found.interval(lengths)
-    figure = plots.power_curve(
-        lengths,
-        [share.value for share in shares],
-        [share.low for share in shares],
-        [share.high for share in shares],
-        measured={row.length: row.measured for row in rows if row.measured is not None},
-        fpr=found.fpr,
-        title=f"{summary['scheme']} on {summary['host']}",
-    )
-    plots.save_figure(figure, out / "power.png")
-    save_json(out / "power.json", summary)

@@ -100,8 +100,7 @@ def quality(
     from dewmark.decoding import Decoding
     from dewmark.opening import DEFAULT_HOST, load_scheme
     from dewmark.registry import SCHEMES
-    from dewmark_lab.quality.measuring import QualityRun, margins_of
-    from dewmark_lab.quality.page import plain_table, quality_page, sentences
+    from dewmark_lab.quality.measuring import QualityRun, margins_of, quality_page, sentences, table
 
     options.check_marks(scheme)
     secrets = _keys(key, keys)
@@ -159,7 +158,7 @@ def quality(
     if json_:
         emit({**summary, "out": str(out)})
     else:
-        write(plain_table(found) + "\n" + "\n".join(sentences(found)) + "\n")
+        write(table(found) + "\n" + "\n".join(sentences(found)) + "\n")
     raise typer.Exit(_CODES[found.outcome.value])
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, check_writable, emit, say, write
 from dewmark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dewmark.hosts.base import Host
-    from dewmark_lab.experiments.run import Run
 
 
 def reproduce(
@@ -51,7 +44,7 @@ def reproduce(
         typer.Option(
             metavar="PROTOCOL",
             show_default="the recipe's",
-            help="one: all seeds share a key, as in the paper; per-seed; both: two tables.",
+            help="one: all seeds share a key, as in the paper; per-seed: each has its own.",
         ),
     ] = None,
     schemes: Annotated[
@@ -62,10 +55,6 @@ def reproduce(
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
-    ] = None,
-    conditions: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Only some of the recipe's conditions, e.g. chat-200."),
     ] = None,
     stages: Annotated[
         str | None,
@@ -83,8 +72,8 @@ def reproduce(
         typer.Option(
             metavar="local|URL|MODEL",
             show_default="the recipe's",
-            help="Model that paraphrases, translates and judges: local serves Qwen2.5 1.5B on this machine "
-            "(local:MODEL another host) over OpenAI's protocol, a URL is a running endpoint.",
+            help="Model that paraphrases, translates and judges: local is Qwen2.5 1.5B, a URL is a running "
+            "endpoint, any other name a host.",
         ),
     ] = None,
     prompts: Annotated[
@@ -118,10 +107,6 @@ def reproduce(
             metavar="DIR", show_default="--out", help="Keep texts here; tables can share the folder."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only say how many texts each stage makes, and estimate the time."),
-    ] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -129,17 +114,10 @@ def reproduce(
 
     A stopped run is resumed by the same command.
     """
-    from dewmark.hosts import load_host
-    from dewmark_lab.experiments.language_model import (
-        language_model_settings,
-        uses_language_model,
-        with_language_model,
-    )
-    from dewmark_lab.experiments.recipe import load_recipe
+    from dewmark_lab.experiments.recipe import language_model_settings, load_recipe
     from dewmark_lab.experiments.run import Run
     from dewmark_lab.experiments.stages import reproduce as run_stages
     from dewmark_lab.experiments.workers import Workers
-    from dewmark_lab.reports.conditions import write_conditions
     from dewmark_lab.reports.experiment_report import write_report
 
     recipe = load_recipe(table, profile=profile)
@@ -153,13 +131,18 @@ def reproduce(
         seeds=seeds,
         keys=keys,
         judge=judge,
+        prompts=prompts,
+        tokens=tokens,
     )
-    if llm is not None and not uses_language_model(recipe):
+    asked = llm or recipe.llm
+    if recipe.uses_language_model and asked is not None:
+        model = language_model_settings(asked, device=device, dtype=dtype, batch_size=batch_size)
+        recipe = recipe.with_language_model(model)
+    elif llm is not None:
         raise ConfigError(f"{recipe.name} in profile {profile} uses no language model: leave out --llm")
     folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
-    if not dry_run:
-        check_writable(folder / "configuration.json")
-        check_writable((work or folder) / "generate")
+    check_writable(folder / "configuration.json")
+    check_writable((work or folder) / "generate")
     started = time.perf_counter()
     command = _command(
         table,
@@ -169,7 +152,6 @@ def reproduce(
         keys=recipe.keys,
         schemes=schemes,
         attacks=attacks,
-        conditions=conditions,
         host=host,
         judge=judge,
         llm=llm,
@@ -181,42 +163,17 @@ def reproduce(
         Progress(quiet=quiet) as progress,
         Workers(jobs=jobs, engine=engine, device=device, dtype=dtype, progress=progress) as workers,
     ):
-        asked = llm or recipe.llm
-        if asked is not None and uses_language_model(recipe):
-            starts = not dry_run and bool({"attack", "preference"} & set(recipe.stages))
-            model = language_model_settings(
-                asked, device=device, dtype=dtype, batch_size=batch_size, start=starts
-            )
-            recipe = with_language_model(recipe, model)
-        recipes = {
-            label: each.narrowed(prompts=prompts, tokens=tokens)
-            for label, each in recipe.under_conditions(_names(conditions)).items()
-        }
-        runs = {
-            label: Run(
-                each,
-                folder / label,
-                (work or folder).absolute(),  # workers may have another working directory
-                workers,
-                human=_human(human or ()),
-                batch_size=batch_size,
-                notify=partial(say, quiet=quiet),
-            )
-            for label, each in recipes.items()
-        }
-        if dry_run:
-            load = partial(load_host, device=device, dtype=dtype, progress=progress)
-            _print_plan(runs, folder, load, jobs=jobs, json_=json_)
-            return
-        files: list[Path] = []
-        for label, run in runs.items():
-            say(f"{recipe.name}, {label}", quiet=quiet or not label)
-            title = f"{recipe.title}: {label}" if label else recipe.title
-            page = partial(write_report, title=title, table=recipe.name, commands=[command])
-            files += run_stages(run, write_report=page)
-        if recipe.conditions and "report" in recipe.stages:
-            folders = {label: folder / label for label in runs}
-            files += write_conditions(folder, folders, title=recipe.title, command=command)
+        run = Run(
+            recipe,
+            folder,
+            (work or folder).absolute(),  # workers may have another working directory
+            workers,
+            human=_human(human or ()),
+            batch_size=batch_size,
+            notify=partial(say, quiet=quiet),
+        )
+        page = partial(write_report, title=recipe.title, table=recipe.name, commands=[command])
+        files = run_stages(run, write_report=page)
     if json_:
         emit(
             {
@@ -231,41 +188,6 @@ def reproduce(
         for file in files:
             write(f"{file}\n")
     say(f"{', '.join(recipe.stages)} done in {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-def _print_plan(
-    runs: Mapping[str, Run], out: Path, load: Callable[[str], Host], *, jobs: int, json_: bool
-) -> None:
-    from dewmark_lab.experiments.plan import estimate_seconds, plan, total
-
-    plans = [plan(run) for run in runs.values()]
-    writing = [each for each in zip(plans, runs.values(), strict=True) if "generate" in each[1].recipe.stages]
-    seconds = estimate_seconds(writing, load, jobs=jobs)
-    stages, lengths = total(plans), sorted({each.tokens for each in plans})
-    if json_:
-        emit(
-            {
-                "table": next(iter(runs.values())).recipe.name,
-                "out": str(out),
-                "conditions": [label for label in runs if label],
-                "stages": [dataclasses.asdict(stage) for stage in stages],
-                "tokens_per_text": lengths,
-                "writing_seconds": seconds,
-            }
-        )
-        return
-    write("".join(f"{stage}\n" for stage in stages))
-    write(
-        f"writing takes about {_duration(seconds)} at {' and '.join(map(str, lengths))} tokens a text; "
-        "marking, attacks, scores and quality come on top\n"
-    )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _command(table: str, **given: object) -> str:

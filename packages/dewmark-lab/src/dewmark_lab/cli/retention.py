@@ -32,7 +32,7 @@ def retention(
     from dewmark.core.keys import Key
     from dewmark.opening import load_scheme
     from dewmark.scheme import reader_name
-    from dewmark_lab.measurements import match_rewrites, retention_of_pairs
+    from dewmark_lab.evaluation.retention import match_rewrites, retention_of_pairs
 
     options.check_marks(scheme)
     pairs = match_rewrites(read_documents(original), read_documents(rewritten), files=(original, rewritten))

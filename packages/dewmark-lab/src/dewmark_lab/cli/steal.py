@@ -11,7 +11,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError, InputError
-from dewmark_lab.prompt_sources import package_prompts
+from dewmark_lab.prompt_sources import OPENINGS, prompt_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _split(
 
     if settings.mode == "spoof":
         if prompts is None:
-            openers = package_prompts(settings.texts, option="--texts")
+            openers = [row["text"] for row in prompt_texts(OPENINGS, settings.texts)]
         else:
             openers = [prompt.text for prompt in read_prompts(prompts)]
         return openers, [], [each.text for each in corpus]
@@ -155,17 +155,10 @@ def _report(result: StealingResult) -> str:
     head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
     head += f"; strength {result.strength:g}"
     head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
+    fields = ("found", "above", "attributable", "perplexity", "kept")
     rows = [
-        (what, result.found, result.above, result.attributable, result.perplexity, result.kept),
-        (
-            "strength 0",
-            result.control_found,
-            result.control_above,
-            result.control_attributable,
-            result.control_perplexity,
-            result.control_kept,
-        ),
-        ("genuine", result.genuine_found, result.genuine_above, result.genuine_attributable, None, None),
+        (name, *(getattr(result, prefix + field, None) for field in fields))
+        for name, prefix in ((what, ""), ("strength 0", "control_"), ("genuine", "genuine_"))
     ]
     columns = f"{'texts':<11} p<0.01  above human 1%  attributable  perplexity  tokens kept"
     lines = [head, columns]

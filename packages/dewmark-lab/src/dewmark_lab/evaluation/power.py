@@ -1,7 +1,6 @@
-"""The power of detection measured on a sample of marked texts, truncated at several lengths.
+"""The power of detection, measured on a sample of marked texts that are truncated at several lengths.
 
 The model is that of `dewmark.stats.power`; intervals come from resampling texts.
-Boundary: z-scores in, numbers out.
 """
 
 from __future__ import annotations
@@ -16,9 +15,18 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from dewmark.arrays import F64, I64
+from dewmark.batch.inputs import as_request
+from dewmark.capabilities import GivesEvidence, capability
+from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
+from dewmark.scheme import BoundScheme
+from dewmark.stats.key_test import key_test
 from dewmark.stats.power import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
 from dewmark.stats.rates import Interval, Rate, rate
+from dewmark.types import Generation
+from dewmark.verdict import least_length
+from dewmark.watermark import Watermark
+from dewmark.workspace import Progress, Tokenized, silent
 
 _SHORTEST = 25  # tokens; most of a shorter text has no full context
 _CUTS = 8
@@ -140,3 +148,80 @@ def _judged_from(effective: F64, cuts: Sequence[int], least: float) -> F64:
             slope = step / (lengths[j] - lengths[j - 1])
             found[i] = lengths[j - 1] + (least - known[j - 1]) / slope
     return found
+
+
+# Samples
+
+Sample = list[tuple[str, str | None]]
+"""Marked texts, each with the prompt that it continues."""
+
+
+def write_sample(
+    watermark: Watermark,
+    prompts: Sequence[str],
+    *,
+    tokens: int,
+    seed: int = 0,
+    options: DecodingOptions | None = None,
+    chat: bool = False,
+    batch_size: int = 8,
+    progress: Progress = silent,
+) -> Sample:
+    """Marked texts of at least ``tokens`` tokens that continue the prompts.
+
+    With ``chat`` the prompts are requests, answered as the host decodes: an answer ends where the host ends
+    it, and may be shorter. ``options`` override the decoding.
+    """
+    length = tokens + max(8, tokens // 20)  # a text may be tokenized into fewer tokens than were generated
+    sample: Sample = []
+
+    def collect(batch: list[Generation]) -> None:
+        sample.extend((made.text, made.prompt) for made in batch)
+        progress("writing marked texts", len(sample), len(prompts))
+
+    collect([])
+    decoding = (
+        dataclasses.replace(watermark.chat_format.decoding, max_new_tokens=length)
+        if chat
+        else Decoding(max_new_tokens=length, min_new_tokens=length, no_repeat_ngram=4)
+    )
+    watermark.generate_batch(
+        None if chat else prompts,
+        messages=[as_request(prompt) for prompt in prompts] if chat else None,
+        seeds=range(seed, seed + len(prompts)),
+        decoding=dataclasses.replace(decoding, **(options or {})),
+        batch_size=batch_size,
+        on_batch=collect,
+    )
+    return sample
+
+
+def power_by_length(
+    bound: BoundScheme, sample: Sample, lengths: Sequence[int], *, fpr: float, progress: Progress = silent
+) -> Power:
+    """The share of marked texts that is found at each length, from each text truncated there.
+
+    As in detection, a truncated text of too few effective tokens is not found, whatever its z.
+    """
+    texts = bound.tokenize([text for text, _ in sample])
+    prompts = bound.tokenize([prompt or "" for _, prompt in sample])
+    cuts = choose_cuts(lengths, max((len(text.ids) for text in texts), default=0))
+    # NaN where a text is shorter
+    z, effective = (np.full((len(texts), len(cuts)), np.nan) for _ in range(2))
+    for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        heads = [_head(text, cut) for cut in cuts if cut <= len(text.ids)]
+        if heads:
+            tested = [
+                key_test(found)
+                for found in capability(bound, GivesEvidence).evidence(heads, [prompt] * len(heads))
+            ]
+            z[i, : len(heads)] = [each.z for each in tested]
+            effective[i, : len(heads)] = [each.effective_length for each in tested]
+        progress("scoring", i + 1, len(texts))
+    return measure_power(z, effective, cuts, fpr=fpr, least_effective=least_length(bound.expectations))
+
+
+def _head(text: Tokenized, tokens: int) -> Tokenized:
+    """The first tokens of a text."""
+    end = text.offsets[tokens - 1][1]
+    return Tokenized(text.text[:end], text.ids[:tokens], text.offsets[:tokens], text.forms[:tokens])

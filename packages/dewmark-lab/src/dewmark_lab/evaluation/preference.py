@@ -16,24 +16,23 @@ place of its answer, how much likelier it finds 1 than 2. Its leaning towards a 
 orders and cancels in the sum of the two log-odds; the sign of what is left decides the pair. Such a judge
 never declares a tie, so show it pairs with a known answer too before its verdicts are believed.
 
-Boundary: texts and a `ChatModel` in, rows and numbers out. `ChatSettings.open` returns a judge that keeps its
-answers on disk, so that a killed run can resume.
+Boundary: texts and a `ChatModel` in, rows out, whose mean ``outcome`` is NPS. `ChatSettings.open` returns a
+judge that keeps its answers on disk, so that a killed run can resume.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dewmark.errors import ConfigError, InputError
+from dewmark.errors import InputError
 from dewmark.hosts.base import Conversation, Host
 from dewmark.workspace import Progress
-from dewmark_lab.chat import ChatModel
-from dewmark_lab.chat.settings import CachedChat, ChatSettings, CostEstimate
+from dewmark_lab.chat.settings import CachedChat, ChatModel, ChatSettings, CostEstimate
 
 JUDGE_PROMPT = (
     "You are an expert evaluator focused on assessing text quality. You analyze aspects like coherence, "
@@ -64,34 +63,6 @@ class Pair:
     prompt: str
     marked: str
     unmarked: str
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """The score with its bootstrap interval, and the counts behind it.
-
-    ``unreadable`` counts answers (two per pair) other than 1, 2 and TIE; ``by_place`` counts the pairs in
-    which the judge preferred the first sample, or the second, in both orders.
-    """
-
-    score: float
-    low: float
-    high: float
-    confidence: float
-    wins: int
-    losses: int
-    ties: int
-    unreadable: int
-    by_place: int
-
-    @property
-    def pairs(self) -> int:
-        """The number of judged pairs."""
-        return self.wins + self.losses + self.ties
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "pairs": self.pairs}
 
 
 def pair_rows(
@@ -164,7 +135,7 @@ def judge_pairs(
             "scheme": scheme,
             "seed": pair.seed,
             "id": pair.id,
-            "outcome": _outcome(first, second),
+            "outcome": int((first, second) == (1, 2)) - int((first, second) == (2, 1)),
             "unreadable": (first, second).count(None),
             "by_place": first == second and first in (1, 2),
         }
@@ -207,54 +178,6 @@ def verdict(answer: str) -> int | None:
     return None if match is None else {"1": 1, "2": 2}.get(match[1], 0)
 
 
-def net_preference(
-    judgements: Sequence[Mapping[str, Any]],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Preference:
-    """The score of rows with ``id`` and ``outcome``, with a percentile bootstrap interval.
-
-    The bootstrap resamples prompts, not pairs: a prompt may favour the same side under every seed.
-    """
-    if not judgements:
-        raise InputError("a preference score needs at least one judged pair, got 0")
-    if not 0.0 < confidence < 1.0 or resamples < 1:
-        raise ConfigError(
-            f"confidence must lie in (0, 1) and resamples must be at least 1, got {confidence}, {resamples}"
-        )
-    by_prompt: dict[str, list[int]] = {}
-    for row in judgements:
-        if row["outcome"] not in (-1, 0, 1):
-            raise InputError(f"the outcome of pair {row['id']} must be -1, 0 or 1, got {row['outcome']!r}")
-        by_prompt.setdefault(str(row["id"]), []).append(int(row["outcome"]))
-    sums = np.array([sum(outcomes) for outcomes in by_prompt.values()], dtype=np.float64)
-    sizes = np.array([len(outcomes) for outcomes in by_prompt.values()], dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
-    scores = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.quantile(scores, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0]).tolist()
-    outcomes = [outcome for group in by_prompt.values() for outcome in group]
-    return Preference(
-        score=float(sums.sum() / sizes.sum()),
-        low=low,
-        high=high,
-        confidence=confidence,
-        wins=outcomes.count(1),
-        losses=outcomes.count(-1),
-        ties=outcomes.count(0),
-        unreadable=sum(int(row.get("unreadable", 0)) for row in judgements),
-        by_place=sum(bool(row.get("by_place", False)) for row in judgements),
-    )
-
-
 def _question(prompt: str, first: str, second: str) -> Conversation:
     query = JUDGE_QUERY.format(prompt=prompt, completion1=first, completion2=second)
     return [{"role": "system", "content": JUDGE_PROMPT}, {"role": "user", "content": query}]
-
-
-def _outcome(marked_first: int | None, marked_second: int | None) -> int:
-    """The marked text's win (1), loss (−1) or tie (0), from the verdicts in both orders."""
-    if (marked_first, marked_second) == (1, 2):
-        return 1
-    return -1 if (marked_first, marked_second) == (2, 1) else 0

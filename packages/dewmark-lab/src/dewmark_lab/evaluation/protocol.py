@@ -1,7 +1,7 @@
 """The evaluation protocol of the paper's section 4, extended by matched negatives.
 
 For each scheme and attack, and for each seed s: the threshold at a nominal false-positive rate comes from the
-negatives of all other seeds (`metrics.leave_one_seed_out`) and is applied to the marked texts of seed
+negatives of all other seeds (`metrics.held_out`) and is applied to the marked texts of seed
 s. The results are mean and half-range over seeds. The paper's negatives are unattacked, but an attack may
 also move the scores of unmarked texts. Every attacked cell is therefore also evaluated against negatives that
 went through the same attack, and the actual false-positive rate of the unattacked threshold on them is
@@ -36,7 +36,7 @@ from dewmark_lab.evaluation.results import (
     ResultCell,
     ScoreRow,
 )
-from dewmark_lab.metrics import HeldOut, auroc, auroc_interval, leave_one_seed_out, spread, threshold_at
+from dewmark_lab.metrics import auroc, auroc_interval, held_out, spread
 
 RATES = (0.01, 0.05)
 LEVELS = (1e-4,)
@@ -124,7 +124,7 @@ def _compare(
 def _operating_point(
     positives: BySeed, negatives: BySeed, attacked: BySeed, nominal: float
 ) -> OperatingPoint:
-    seeds = _thresholds(positives, negatives, nominal)
+    seeds = held_out(positives, negatives, fpr=nominal)
     thresholds = {seed.seed: seed.threshold for seed in seeds}
     passed = _above(negatives, thresholds)
     real = _above(attacked, thresholds) if thresholds.keys() & attacked.keys() else None
@@ -141,15 +141,6 @@ def _operating_point(
         thresholds=tuple(thresholds.values()),
         few=calibrating * nominal < 1.0 - 1e-9,
     )
-
-
-def _thresholds(positives: BySeed, negatives: BySeed, nominal: float) -> tuple[HeldOut, ...]:
-    """Each seed's threshold with the rates of positives and negatives above it."""
-    if len(positives) > 1:
-        return leave_one_seed_out(positives, negatives, fpr=nominal).seeds
-    ((seed, high),), ((_, low),) = positives.items(), negatives.items()
-    threshold = threshold_at(low, fpr=nominal)
-    return (HeldOut(seed, threshold, float(np.mean(high > threshold)), float(np.mean(low > threshold))),)
 
 
 def _above(scores: BySeed, thresholds: Mapping[int | str, float]) -> Rate:

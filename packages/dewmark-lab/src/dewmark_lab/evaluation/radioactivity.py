@@ -28,8 +28,6 @@ import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F64
-from dewmark.core.keys import Key
-from dewmark.core.projections import draw_matrix
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme
@@ -80,12 +78,6 @@ def corpus_matrix(bound: BoundScheme, texts: Sequence[str], *, control: Sequence
 def z_under(M: F64, W: Any) -> float:  # noqa: ANN401 - an array of any precision
     """⟨M, W⟩ / ‖M‖ for a key's matrix W (d_T, d_C)."""
     return float(np.vdot(M, np.asarray(W, dtype=np.float64)) / np.linalg.norm(M))
-
-
-def other_keys(M: F64, keys: Sequence[Key]) -> F64:
-    """z under other keys, (keys,): a check of the null."""
-    d_T, d_C = M.shape
-    return np.array([z_under(M, draw_matrix(key, d_T=d_T, d_C=d_C)) for key in keys])
 
 
 def _sum(bound: BoundScheme, texts: Sequence[str]) -> F64:

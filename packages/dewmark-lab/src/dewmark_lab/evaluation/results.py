@@ -34,7 +34,6 @@ MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)
 CLEAN = "none"  # the label of unattacked texts
 NEGATIVES = ("clean", "matched", "human", "human-matched")
-PER_SEED = "key-per-seed"  # the folder, inside a run's, with its results if each seed has its own key
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +76,24 @@ class ScoreRow:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
         """The inverse of `to_dict`; unknown fields are ignored."""
+        types = {
+            "scheme": str,
+            "attack": str,
+            "seed": int,
+            "kind": str,
+            "id": str,
+            "score": float,
+            "tokens": int,
+        }
+        if missing := types.keys() - row.keys():
+            raise InputError(f"a scored text needs the field {min(missing)!r}")
         try:
-            p_value, kept = row.get("p_value"), row.get("kept")
-            return cls(
-                scheme=str(row["scheme"]),
-                attack=str(row["attack"]),
-                seed=int(row["seed"]),
-                kind=str(row["kind"]),
-                id=str(row["id"]),
-                score=float(row["score"]),
-                p_value=None if p_value is None else float(p_value),
-                tokens=int(row["tokens"]),
-                kept=None if kept is None else float(kept),
-            )
-        except KeyError as error:
-            raise InputError(f"a scored text needs the field {error}") from None
+            found: dict[str, Any] = {name: kind(row[name]) for name, kind in types.items()}
+            for name in ("p_value", "kept"):
+                found[name] = None if row.get(name) is None else float(row[name])
         except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"a scored text has a field of the wrong type: {error}") from None
+        return cls(**found)
 
 
 def read_scores(path: Path) -> list[ScoreRow]:
@@ -226,78 +224,7 @@ class Evaluation:
         """Plain JSON values."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `to_dict`."""
-        try:
-            return cls(
-                rates=tuple(data["rates"]),
-                cells=tuple(_cell(each) for each in data["cells"]),
-                notes=tuple(data["notes"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"not an evaluation of this version ({error}): evaluate again") from None
-
     def save(self, path: Path) -> None:
         """Write a JSON file atomically."""
         with storage.atomic_write(path) as stream:
             stream.write((json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
-
-    @classmethod
-    def load(cls, path: Path) -> Evaluation:
-        """Read a file that `save` wrote."""
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError:
-            raise InputError(f"{path} is not JSON: evaluate again") from None
-        return cls.from_dict(data)
-
-
-def _cell(data: Mapping[str, Any]) -> ResultCell:
-    return ResultCell(
-        **{
-            **data,
-            "seeds": tuple(data["seeds"]),
-            "against": tuple(_comparison(each) for each in data["against"]),
-            "shares": tuple(_share(each) for each in data["shares"]),
-        }
-    )
-
-
-def _comparison(data: Mapping[str, Any]) -> Comparison:
-    return Comparison(
-        **{
-            **data,
-            "auroc": _spread(data["auroc"]),
-            "interval": Interval(**data["interval"]),
-            "at": tuple(_operating_point(each) for each in data["at"]),
-        }
-    )
-
-
-def _operating_point(data: Mapping[str, Any]) -> OperatingPoint:
-    return OperatingPoint(
-        **{
-            **data,
-            "tpr": _spread(data["tpr"]),
-            "fpr": _spread(data["fpr"]),
-            "found": Rate(**data["found"]),
-            "passed": Rate(**data["passed"]),
-            "attacked": _rate(data["attacked"]),
-            "thresholds": tuple(data["thresholds"]),
-        }
-    )
-
-
-def _share(data: Mapping[str, Any]) -> PValueShare:
-    return PValueShare(data["rate"], Rate(**data["found"]), _rate(data["unmarked"]), _rate(data["human"]))
-
-
-def _rate(data: Mapping[str, Any] | None) -> Rate | None:
-    return None if data is None else Rate(**data)
-
-
-def _spread(data: Mapping[str, Any]) -> Spread:
-    return Spread(data["mean"], data["half_range"], tuple(data["values"]))

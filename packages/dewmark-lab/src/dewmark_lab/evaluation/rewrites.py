@@ -15,7 +15,7 @@ rewrites with a fault favours nobody.
     long        it has more than three times the expected length
     loop        over 30% of its 4-grams of words are repetitions, beyond those of the original
 
-Boundary: texts in, numbers out. ``similarity`` takes any encoder; use one that no scheme under test uses.
+Boundary: texts in, numbers out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from dewmark.arrays import F32
 from dewmark.errors import InputError
 from dewmark.text.languages import UNDETERMINED, guess_language
 from dewmark.text.words import repetition, words
@@ -46,25 +43,17 @@ _REFUSAL = re.compile(
 )
 
 
-class Sentences(Protocol):
-    """What is needed of an encoder."""
-
-    def encode(self, texts: Sequence[str]) -> F32:
-        """N texts to (N, dim)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """The measures of one rewrite; ``fault`` is None if it counts.
 
     ``words_changed`` is the share of the rewrite's words that the original lacks, ``length`` the number of
-    characters over the expected one. ``similarity`` is the cosine of the two texts' vectors.
+    characters over the expected one.
     """
 
     words_changed: float
     length: float
     language: str
-    similarity: float | None
     fault: str | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,13 +71,11 @@ class RewriterQuality:
     languages: dict[str, int]
     words_changed: float | None
     length: float | None
-    similarity: float | None
 
     def __str__(self) -> str:
         faults = ", ".join(f"{number} {name}" for name, number in self.faults.items()) or "none"
         changed = "" if self.words_changed is None else f", {self.words_changed:.0%} of the words changed"
-        alike = "" if self.similarity is None else f", similarity {self.similarity:.2f}"
-        return f"{self.kept} of {self.texts} rewrites count{changed}{alike}; left out: {faults}"
+        return f"{self.kept} of {self.texts} rewrites count{changed}; left out: {faults}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -96,23 +83,14 @@ class RewriterQuality:
 
 
 def check_rewrites(
-    originals: Sequence[str],
-    rewrites: Sequence[str],
-    *,
-    language: str,
-    length: float = 1.0,
-    encoder: Sentences | None = None,
+    originals: Sequence[str], rewrites: Sequence[str], *, language: str, length: float = 1.0
 ) -> list[Rewrite]:
     """Measure rewrites of English texts that should be in ``language``, ``length`` times as long."""
     if len(originals) != len(rewrites):
         raise InputError(f"{len(originals)} originals but {len(rewrites)} rewrites: give one for each")
-    cosines: list[float | None] = [None] * len(originals)
-    if encoder is not None and originals:
-        left, right = (_unit(encoder.encode(list(texts))) for texts in (originals, rewrites))
-        cosines = [float(value) for value in np.einsum("ij,ij->i", left, right)]
     return [
-        _checked(original, rewrite, language, length, cosine)
-        for original, rewrite, cosine in zip(originals, rewrites, cosines, strict=True)
+        _checked(original, rewrite, language, length)
+        for original, rewrite in zip(originals, rewrites, strict=True)
     ]
 
 
@@ -127,11 +105,10 @@ def rewriter_quality(rewrites: Iterable[Rewrite]) -> RewriterQuality:
         languages=dict(Counter(each.language for each in every).most_common()),
         words_changed=_mean(each.words_changed for each in kept),
         length=_mean(each.length for each in kept),
-        similarity=_mean(each.similarity for each in kept if each.similarity is not None),
     )
 
 
-def _checked(original: str, rewrite: str, language: str, expected: float, cosine: float | None) -> Rewrite:
+def _checked(original: str, rewrite: str, language: str, expected: float) -> Rewrite:
     old, new = ([word.form for word in words(text)] for text in (original, rewrite))
     missing = Counter(new) - Counter(old)
     changed = missing.total() / len(new) if new else 0.0
@@ -153,11 +130,7 @@ def _checked(original: str, rewrite: str, language: str, expected: float, cosine
         fault = "long"
     elif repetition(rewrite) > repetition(original) + _LOOP:
         fault = "loop"
-    return Rewrite(changed, length, guessed, cosine, fault)
-
-
-def _unit(rows: F32) -> F32:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
+    return Rewrite(changed, length, guessed, fault)
 
 
 def _mean(values: Iterable[float]) -> float | None:

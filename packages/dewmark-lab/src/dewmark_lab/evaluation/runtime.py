@@ -12,9 +12,10 @@ import contextlib
 import dataclasses
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host
@@ -25,17 +26,7 @@ NO_MARK = "none"
 _WARM_TOKENS = 24
 _MIB = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A scheme's cost in one round; ``peak_mib`` is None if the system does not report it."""
-
-    scheme: str
-    phase: str
-    round: int
-    seconds_per_text: float
-    peak_mib: float | None
-    device: str
+T = TypeVar("T")
 
 
 def device_name(host: Host) -> str:
@@ -65,31 +56,34 @@ def time_round(
     *,
     decoding: Decoding,
     number: int,
-) -> list[Timing]:
-    """Time round ``number``: every scheme, and unmarked text, on these prompts."""
-    rows: dict[str, BoundScheme | None] = {NO_MARK: None, **schemes}
-    labels = list(rows)
+) -> list[dict[str, Any]]:
+    """Time round ``number``: every scheme, and unmarked text, on these prompts.
+
+    A row per scheme and phase; ``peak_mib`` is None if the system does not report it.
+    """
+    labels = [NO_MARK, *schemes]
     start = number % len(labels)
     device = device_name(host)
-    timings: dict[tuple[str, str], Timing] = {}
+    costs: dict[tuple[str, str], list[float | None]] = {}
     for label in labels[start:] + labels[:start]:
-        bound = rows[label]
-        with _peak(host) as peak:
-            began = now_on(host)
-            texts = [_generate(host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
-            seconds = (now_on(host) - began) / len(prompts)
-        timings[label, GENERATE] = Timing(label, GENERATE, number, seconds, peak.mib, device)
-        if bound is None:
-            continue
-        written = [text for text in texts if text.strip()] or ["."]
-        with _peak(host) as peak:
-            began = now_on(host)
-            for text in written:
-                bound.detect(text)
-            seconds = (now_on(host) - began) / len(written)
-        timings[label, DETECT] = Timing(label, DETECT, number, seconds, peak.mib, device)
+        bound = schemes.get(label)
+        writing = [partial(_generate, host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
+        texts, *costs[label, GENERATE] = _measured(host, writing)
+        if bound is not None:
+            reading = [partial(bound.detect, text) for text in texts if text.strip()]
+            _, *costs[label, DETECT] = _measured(host, reading or [partial(bound.detect, ".")])
     return [
-        timings[label, phase] for phase in (GENERATE, DETECT) for label in labels if (label, phase) in timings
+        {
+            "scheme": label,
+            "phase": phase,
+            "round": number,
+            "seconds_per_text": costs[label, phase][0],
+            "peak_mib": costs[label, phase][1],
+            "device": device,
+        }
+        for phase in (GENERATE, DETECT)
+        for label in labels
+        if (label, phase) in costs
     ]
 
 
@@ -107,26 +101,20 @@ def now_on(host: Host) -> float:
     return time.perf_counter()
 
 
-@dataclass
-class _Peak:
-    mib: float | None = None
+def _measured(host: Host, work: Sequence[Callable[[], T]]) -> tuple[list[T], float, float | None]:
+    """Results, seconds per piece of work and the peak memory (MiB): the GPU's, or the process's on a CPU."""
+    import torch
 
-
-@contextlib.contextmanager
-def _peak(host: Host) -> Iterator[_Peak]:
-    """Peak memory within the block: GPU memory, or the resident memory of the process on a CPU."""
-    peak = _Peak()
-    if host.device.type == "cuda":
-        import torch
-
+    cuda = host.device.type == "cuda"
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
-        yield peak
-        peak.mib = round(torch.cuda.max_memory_allocated() / _MIB, 1)
-        return
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark (Linux)
-    yield peak
-    peak.mib = _resident_peak()
+    else:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark
+    began = now_on(host)
+    done = [each() for each in work]
+    seconds = (now_on(host) - began) / len(work)
+    return done, seconds, round(torch.cuda.max_memory_allocated() / _MIB, 1) if cuda else _resident_peak()
 
 
 def _resident_peak() -> float | None:

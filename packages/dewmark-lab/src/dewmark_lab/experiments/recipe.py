@@ -2,9 +2,8 @@
 
 A recipe refers to schemes by label; labels and their groups are defined in ``schemes.yaml``. A profile
 chooses the models and texts: ``paper`` those of the paper, ``local`` and ``real`` those that packages
-provide, the smallest and the largest. A recipe with *conditions* (chat answers at temperature 0.7, openings
-at temperature 1) is run once under each. Boundary: YAML files in, validated dataclasses out; no model is
-loaded here.
+provide, the smallest and the largest. Boundary: YAML files in, validated dataclasses out; no model is loaded
+here.
 """
 
 from __future__ import annotations
@@ -18,13 +17,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from dewmark.attack import ATTACKS
 from dewmark.config import config_hash
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, check_int
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, ModelError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
+from dewmark_lab.chat.endpoint import check_base_url
 
 STAGES = (
     "train",
@@ -32,15 +34,16 @@ STAGES = (
     "attack",
     "score",
     "quality",
-    "divergence",
     "preference",
     "runtime",
     "steal",
     "evaluate",
     "report",
 )
-KEYS = ("one", "per-seed", "both")
-"""Key protocols: all seeds share one key, each seed has its own, or both, with one key in the main table."""
+KEYS = ("one", "per-seed")
+"""Key protocols: all seeds share one key, or each seed has its own."""
+LOCAL_MODEL = "qwen2.5-coder-1.5b"
+_WHO = ("base_url", "model", "host", "key_env")  # settings that name a language model
 _SCORES = ("z", "mean")
 _CATALOGUE = "schemes"
 _ALL = "all"
@@ -79,45 +82,32 @@ class SchemeEntry:
         """The name of the model that reads the texts."""
         return self.host if self.reader == "host" else self.reader
 
-    @property
-    def relative_cost(self) -> int:
-        """Roughly how long a text takes, relative to a scheme that only looks up tables.
-
-        Drafting sentences costs most, then running an encoder (unless contexts are composed from tables),
-        then running the host to detect.
-        """
-        scheme = self.build()
-        needs = scheme.needs
-        encodes = needs.encoder and getattr(scheme, "context_encoding", "window") == "window"
-        return 1 + 4 * needs.host_at_detection + 8 * encodes + 32 * needs.drafts
-
 
 @dataclass(frozen=True)
 class AttackEntry:
-    """A column of a table: an attack and its settings.
-
-    With ``translate_back`` detectors also score the attacked texts after they were translated back into
-    English, and count both attempts.
-    """
+    """A column of a table: an attack and its settings."""
 
     label: str
     attack: str
     settings: Settings = field(default_factory=dict)
-    translate_back: bool = False
+
+    @property
+    def uses_language_model(self) -> bool:
+        """Whether a language model rewrites the texts."""
+        return self.attack in ("paraphrase", "summarise") or self.settings.get("engine") == "llm"
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A table under one profile. ``prompts`` is a source of `dewmark.prompts`.
 
-    With ``chat`` the prompts are requests, which hosts answer in their chat template. ``conditions`` map
-    labels to the fields that differ under each: ``decoding`` (only the options that differ), ``prompts`` and
-    ``chat``. ``keys`` is one of `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated
-    for the figure over lengths. ``settings`` are the profile's settings by scheme, which override those of
-    the scheme's rows. ``training`` maps learned schemes to the ``encoder`` (and ``lexicon``, ``contexts``,
-    ``steps``) that their artifacts are trained with for the row's host; the rows of other learned schemes use
-    the artifacts of the package. ``options`` configure stages by name. ``llm`` is the language model of
-    attacks and judge, unless another is asked for (`dewmark_lab.experiments.language_model`).
+    With ``chat`` the prompts are requests, which hosts answer in their chat template. ``keys`` is one of
+    `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.
+    ``settings`` are the profile's settings by scheme, which override those of the scheme's rows. ``training``
+    maps learned schemes to the ``encoder`` (and ``lexicon``, ``contexts``, ``steps``) that their artifacts
+    are trained with for the row's host; the rows of other learned schemes use the artifacts of the package.
+    ``options`` configure stages by name. ``llm`` is the language model of attacks and judge, unless another
+    is asked for (`language_model_settings`).
     """
 
     name: str
@@ -136,7 +126,6 @@ class Recipe:
     lengths: Sequence[int] = ()
     human: bool = False
     chat: bool = False
-    conditions: Mapping[str, Settings] = field(default_factory=dict)
     settings: Mapping[str, Settings] = field(default_factory=dict)
     training: Mapping[str, Settings] = field(default_factory=dict)
     options: Mapping[str, Settings] = field(default_factory=dict)
@@ -163,7 +152,7 @@ class Recipe:
         if schemes:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}
-            known |= {name: _file_entry(name, host) for name in schemes if _in_file(name)}
+            known |= {name: SchemeEntry(SCHEMES[name].name, name, host) for name in schemes if _in_file(name)}
             wanted = _labels(schemes, own=list(known))
             # rows that the recipe lacks come from the catalogue
             chosen["schemes"] = tuple(
@@ -184,31 +173,29 @@ class Recipe:
             chosen["stages"] = tuple(stage for stage in self.stages if stage in stages)
         return _checked(dataclasses.replace(self, **chosen))
 
-    def under_conditions(self, only: Sequence[str] = ()) -> dict[str, Recipe]:
-        """A recipe without conditions for each of them, or for ``only`` some; a plain recipe is its only one.
-
-        The label of a plain recipe is empty.
-        """
-        for label in only:
-            if label not in self.conditions:
-                raise unknown_name("condition of this recipe", label, self.conditions)
-        if not self.conditions:
-            return {"": self}
-        return {label: self._under(label) for label in only or self.conditions}
-
-    def _under(self, label: str) -> Recipe:
-        changes = dict(self.conditions[label])
-        decoding = dataclasses.replace(self.decoding, **changes.pop("decoding", {}))
-        return dataclasses.replace(self, decoding=decoding, conditions={}, **changes)
-
     def key_number(self, seed: int) -> int:
         """Which `experiment_key` the texts of a seed are marked and scored with."""
         return seed if self.keys == "per-seed" else 0
 
     @property
-    def both_protocols(self) -> bool:
-        """Whether texts are also written with a key per seed; with one seed that is the same."""
-        return self.keys == "both" and self.seeds > 1 and "steal" not in self.stages
+    def uses_language_model(self) -> bool:
+        """Whether the recipe has a place for a language model."""
+        return "preference" in self.stages or any(each.uses_language_model for each in self.attacks)
+
+    def with_language_model(self, settings: Settings) -> Recipe:
+        """A copy with this model wherever there is one; other settings, such as ``target``, stay."""
+
+        def named(given: Settings) -> Settings:
+            return {**{name: value for name, value in given.items() if name not in _WHO}, **settings}
+
+        attacks = tuple(
+            dataclasses.replace(each, settings=named(each.settings)) if each.uses_language_model else each
+            for each in self.attacks
+        )
+        options = dict(self.options)
+        if "preference" in self.stages:
+            options["preference"] = named(options.get("preference", {}))
+        return dataclasses.replace(self, attacks=attacks, options=options)
 
     def with_artifacts(self, folder: Path) -> Recipe:
         """A copy whose learned rows use the artifacts that are trained into a folder."""
@@ -244,6 +231,25 @@ def tables() -> list[str]:
     files = (resources.files("dewmark_lab") / "data" / "recipes").iterdir()
     names = (file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
     return sorted(name for name in names if name != _CATALOGUE)
+
+
+def language_model_settings(llm: str, *, device: str, dtype: str, batch_size: int) -> dict[str, Any]:
+    """The chat settings of ``--llm``: ``local`` is a packaged model, any other name a host.
+
+    Hosts run inside the workers. A URL is a running endpoint, whose first model is used.
+    """
+    if not llm.startswith(("http://", "https://")):
+        host = LOCAL_MODEL if llm == "local" else llm
+        return {"host": host, "batch_size": batch_size, "device": device, "dtype": dtype}
+    check_base_url(llm, with_key=False)
+    try:
+        listed = httpx2.get(f"{llm.rstrip('/')}/models", timeout=10).json()
+        return {"base_url": llm, "model": str(listed["data"][0]["id"])}
+    except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(
+            f"{llm} lists no model ({type(error).__name__}): start the server, or name model and base_url in "
+            "a recipe"
+        ) from None
 
 
 def load_recipe(name: str, *, profile: str) -> Recipe:
@@ -294,8 +300,7 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
             AttackEntry(
                 label,
                 attack["attack"],
-                {name: value for name, value in attack.items() if name not in ("attack", "translate_back")},
-                attack.get("translate_back", False),
+                {name: value for name, value in attack.items() if name != "attack"},
             )
             for label, attack in raw.pop("attacks", {}).items()
         )
@@ -335,7 +340,6 @@ def _checked(recipe: Recipe) -> Recipe:
                 f"the training of {scheme} needs an encoder and may have a lexicon, contexts and steps, "
                 f"got {', '.join(settings)}"
             )
-    recipe.under_conditions()
     return recipe
 
 
@@ -362,10 +366,6 @@ def _in_file(name: str) -> bool:
     return ".py:" in name
 
 
-def _file_entry(name: str, host: str) -> SchemeEntry:
-    return SchemeEntry(SCHEMES[name].name, name, host)
-
-
 def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:
     """A row of the catalogue; ``overrides`` are the profile's settings by scheme."""
     return _scheme_entry(label, _catalogue()[label], overrides, host)
@@ -375,6 +375,18 @@ def _scheme_entry(label: str, row: Settings, overrides: Mapping[str, Settings], 
     settings = {**row.get("settings", {}), **overrides.get(row["scheme"], {})}
     options = {name: row[name] for name in ("test", "reader", "score") if name in row}
     return SchemeEntry(label, row["scheme"], row.get("host", host), settings, **options)
+
+
+def catalogue_entry(label: str) -> SchemeEntry:
+    """A row of the catalogue by its label, without a host."""
+    if label not in _catalogue():
+        raise unknown_name("scheme", label, _catalogue())
+    return _catalogue_entry(label, {}, "")
+
+
+def catalogue() -> list[str]:
+    """The labels of the catalogue."""
+    return list(_catalogue())
 
 
 @functools.cache

@@ -13,19 +13,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dewmark.prompts import Row, first_tokens
 from dewmark_lab.evaluation.quality import words_kept
 from dewmark_lab.evaluation.results import CLEAN
 from dewmark_lab.evaluation.score_files import detection_numbers
-from dewmark_lab.experiments.outputs import RowFile, write_rows
+from dewmark_lab.experiments.outputs import Output, write_rows
 from dewmark_lab.experiments.recipe import SchemeEntry
-from dewmark_lab.experiments.run import Run
+from dewmark_lab.experiments.run import Run, TextsToScore
 from dewmark_lab.experiments.workers import LoadedModels, Task
-
-if TYPE_CHECKING:
-    from dewmark.scheme import BoundScheme
 
 Way = tuple[str | None, str | None, str]
 """How texts are scored: test (None: the default), reader (None: no reader), and ``z`` or ``mean``."""
@@ -41,13 +37,12 @@ def score_texts(run: Run) -> None:
     rows = []
     for entry in run.recipe.schemes:
         for seed in run.seeds:
-            for each in run.outputs.texts_to_score(entry, seed):
+            for each in run.texts_to_score(entry, seed):
                 label = {"scheme": entry.label, "attack": each.attack, "seed": seed, "kind": each.kind}
-                scores = run.outputs.scores(entry, seed, each.texts, tokens=each.tokens, back=each.back)
-                texts = each.texts.rows(run.work).read(each.number)
+                scores = run.scores(entry, seed, each).read(each.number)
                 rows += [
                     {**label, **row}
-                    for row, text in zip(scores.rows(run.work).read(each.number), texts, strict=True)
+                    for row, text in zip(scores, each.texts.read(each.number), strict=True)
                     if text.get("rewrite", {}).get("fault") is None  # a rule that sees no score
                 ]
     write_rows(run.out / "scores.jsonl", rows)
@@ -55,17 +50,22 @@ def score_texts(run: Run) -> None:
 
 @dataclass(frozen=True)
 class PendingScores:
-    """The first ``number`` rows of ``source``, to be scored in each way into its target.
+    """Texts to be scored in each way into its target."""
 
-    ``tokens`` is the length in the host's tokens to which texts are cut; None keeps them. ``back`` has the
-    same texts translated back into English, which are then scored too.
-    """
+    of: TextsToScore
+    targets: Mapping[Way, Output]
 
-    source: RowFile
-    targets: Mapping[Way, RowFile]
-    number: int
-    tokens: int | None = None
-    back: RowFile | None = None
+    @classmethod
+    def of_members(
+        cls, run: Run, members: Sequence[SchemeEntry], seed: int, of: TextsToScore
+    ) -> PendingScores | None:
+        """What is missing for rows that mark alike, or None."""
+        targets: dict[Path, tuple[Way, Output]] = {}
+        for member in members:
+            target = run.scores(member, seed, of)
+            if target.count() < of.number:
+                targets[target.path] = (member.test, member.reader_model, member.score), target
+        return cls(of, dict(targets.values())) if targets else None
 
     @contextlib.contextmanager
     def missing_batches(self, *, size: int) -> Iterator[Iterator[tuple[range, list[Way]]]]:
@@ -77,7 +77,7 @@ class PendingScores:
         with contextlib.ExitStack() as stack:
             wanted: dict[range, list[Way]] = {}
             for way, target in sorted(self.targets.items(), key=lambda pair: pair[1].path):
-                for batch in stack.enter_context(target.missing_batches(self.number, size=size)):
+                for batch in stack.enter_context(target.missing_batches(self.of.number, size=size)):
                     wanted.setdefault(batch, []).append(way)
             yield ((batch, wanted[batch]) for batch in sorted(wanted, key=lambda batch: batch.start))
 
@@ -91,37 +91,42 @@ class ScoreTexts(Task):
 
     entry: SchemeEntry
     key: int
-    own_texts: tuple[RowFile, int]
+    own_texts: tuple[Output, int]
     pending: Sequence[PendingScores]
     batch_size: int
 
     @classmethod
     def for_run(cls, run: Run, entry: SchemeEntry, seed: int, pending: Sequence[PendingScores]) -> ScoreTexts:
         """A task with the scheme's own texts and the batch size of a run."""
-        own_texts = run.outputs.marked(entry, seed).rows(run.work), run.recipe.texts
-        number = sum(each.number for each in pending)
+        own_texts = run.marked(entry, seed), run.recipe.texts
+        number = sum(each.of.number for each in pending)
         return cls(number, entry, run.recipe.key_number(seed), own_texts, tuple(pending), run.batch_size)
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
         """Score batch by batch."""
         before = 0
         for pending in self.pending:
-            all_rows = pending.source.read(pending.number)
-            all_back = None if pending.back is None else pending.back.read(pending.number)
+            of = pending.of
+            all_rows = of.texts.read(of.number)
             with pending.missing_batches(size=self.batch_size) as batches:
                 for batch, ways in batches:
                     bound = models.scheme(self.entry, self.key, own_texts=self.own_texts)
                     rows = all_rows[batch.start : batch.stop]
                     texts = [row["text"] for row in rows]
-                    if pending.tokens is not None:
-                        texts = first_tokens(texts, bound.host.tokenizer, tokens=pending.tokens)
-                    back = None if all_back is None else all_back[batch.start : batch.stop]
+                    if of.tokens is not None:
+                        texts = first_tokens(texts, bound.host.tokenizer, tokens=of.tokens)
                     for way in ways:
                         test, reader, score = way
                         by = bound if reader is None else bound.reading_with(models.reader(reader))
-                        pending.targets[way].append(_scores(by, rows, texts, back, test=test, score=score))
+                        found = detection_numbers(by, texts, test=test, score=score)
+                        pending.targets[way].append(
+                            [
+                                {"id": row["id"], **numbers, **_kept(row, text)}
+                                for row, text, numbers in zip(rows, texts, found, strict=True)
+                            ]
+                        )
                     on_rows(before + batch.stop)
-            before += pending.number
+            before += of.number
 
 
 def _tasks(run: Run) -> list[ScoreTexts]:
@@ -129,51 +134,22 @@ def _tasks(run: Run) -> list[ScoreTexts]:
 
     That makes enough tasks for many workers, while each task binds its scheme only once.
     """
-    tasks: list[ScoreTexts] = []
-    for seed in run.seeds:
-        for group in _group_by_mark(run.recipe.schemes):
-            entry, columns = group[0], dict[str, list[PendingScores]]()
-            for each in run.outputs.texts_to_score(entry, seed):
-                targets: dict[Path, tuple[Way, RowFile]] = {}
-                for member in group:
-                    scores = run.outputs.scores(member, seed, each.texts, tokens=each.tokens, back=each.back)
-                    target = scores.rows(run.work)
-                    if target.count() < each.number:
-                        targets[target.path] = (member.test, member.reader_model, member.score), target
-                if targets:
-                    source = each.texts.rows(run.work)
-                    back = None if each.back is None else each.back.rows(run.work)
-                    pending = PendingScores(source, dict(targets.values()), each.number, each.tokens, back)
-                    columns.setdefault(CLEAN if each.tokens else each.attack, []).append(pending)
-            tasks += [ScoreTexts.for_run(run, entry, seed, column) for column in columns.values()]
-    return sorted(tasks, key=lambda task: -task.entry.relative_cost * task.rows)
-
-
-def _group_by_mark(entries: Sequence[SchemeEntry]) -> list[list[SchemeEntry]]:
-    """Group entries that mark alike and differ only in label, test, reader and score."""
-    groups: dict[str, list[SchemeEntry]] = {}
-    for entry in entries:
+    groups: dict[str, list[SchemeEntry]] = {}  # rows that mark alike
+    for entry in run.recipe.schemes:
         mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)
         groups.setdefault(mark, []).append(entry)
-    return list(groups.values())
+    tasks: list[ScoreTexts] = []
+    for seed in run.seeds:
+        for group in groups.values():
+            columns: dict[str, list[PendingScores]] = {}
+            for each in run.texts_to_score(group[0], seed):
+                pending = PendingScores.of_members(run, group, seed, each)
+                if pending is not None:
+                    columns.setdefault(CLEAN if each.tokens else each.attack, []).append(pending)
+            tasks += [ScoreTexts.for_run(run, group[0], seed, column) for column in columns.values()]
+    return sorted(tasks, key=lambda task: -task.rows)
 
 
-def _scores(
-    bound: BoundScheme,
-    rows: Sequence[Row],
-    texts: Sequence[str],
-    back: Sequence[Row] | None,
-    *,
-    test: str | None,
-    score: str,
-) -> list[Row]:
-    """Score, p-value and length of each text, and of its translation ``back`` into English if it has one."""
-    english = None
-    if back is not None:
-        english = [row["text"] if row["translated"] else None for row in back]
-    found = detection_numbers(bound, texts, english, test=test, score=score)
-    scored: list[Row] = []
-    for row, text, numbers in zip(rows, texts, found, strict=True):
-        kept = {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}
-        scored.append({"id": row["id"], **numbers, **kept})
-    return scored
+def _kept(row: Row, text: str) -> dict[str, float]:
+    """The share of words that an attack kept, if there was one."""
+    return {"kept": words_kept(row["original_text"], text)} if "original_text" in row else {}

@@ -2,8 +2,7 @@
 
 Each stage makes only the rows that are missing. The last ones read the rows of the earlier stages and write
 the run's results: ``scores.jsonl``, ``quality.jsonl``, ``evaluation.json`` and, through a callback, the
-report. With both protocols of keys, texts are also written and scored with a key per seed; those results are
-in a folder of their own inside the run's.
+report.
 
 The stage ``train`` makes the artifacts that a recipe's ``training`` names, in ``WORK/artifacts``; rows of
 such schemes use nothing else. A finished artifact is kept, and a stopped training continues.
@@ -11,22 +10,16 @@ such schemes use nothing else. A finished artifact is kept, and a stopped traini
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dewmark import storage
 from dewmark.config import cache_dir
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import read_scores
-from dewmark_lab.experiments.quality_stages import (
-    judge_preferences,
-    measure_divergence,
-    measure_quality,
-    time_schemes,
-)
+from dewmark_lab.experiments.outputs import write_json
+from dewmark_lab.experiments.quality_stages import judge_preferences, measure_quality, time_schemes
 from dewmark_lab.experiments.recipe import SchemeEntry
 from dewmark_lab.experiments.run import Run
 from dewmark_lab.experiments.scoring_stage import score_texts
@@ -62,20 +55,17 @@ class _TrainArtifact(Task):
         from dewmark import hosts
         from dewmark.encoders import load_encoder
 
+        def open_host() -> Any:  # noqa: ANN401 - a host
+            return models.host(self.entry.host)
+
         info = hosts.host_info(self.entry.host, progress=models.progress)
         lexicon = self.settings.get("lexicon")
         job = TrainingJob(
             scheme=self.entry.scheme,
             info=info,
-            open_host=lambda: models.host(self.entry.host),
+            open_host=open_host,
             encoder=load_encoder(self.settings["encoder"], progress=models.progress, device=models.device),
-            texts=HostTexts(
-                info,
-                lambda: models.host(self.entry.host),
-                cache=cache_dir(),
-                seed=0,
-                progress=models.progress,
-            ),
+            texts=HostTexts(info, open_host, cache=cache_dir(), seed=0, progress=models.progress),
             out=self.out,
             progress=models.progress,
             lexicon=None if lexicon is None else Path(lexicon),
@@ -99,11 +89,15 @@ def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
     files: list[Path] = []
     for stage in run.recipe.stages:
         if stage == "report":
-            files += write_report(run.out, configuration=_write_configuration(run))
+            configuration = {
+                **run.recipe.to_dict(),
+                "hosts": {name: info.identity for name, info in run.infos.items()},
+                "human": {name: Path(file).name for name, file in run.human.items()},
+            }
+            write_json(run.out / "configuration.json", configuration)
+            files += write_report(run.out, configuration=configuration)
         else:
             _STAGES[stage](run)
-            if run.recipe.both_protocols and stage in _PER_KEY:
-                _STAGES[stage](run.with_key_per_seed())
     return files
 
 
@@ -111,26 +105,12 @@ def _evaluate(run: Run) -> None:
     evaluate(read_scores(run.out / "scores.jsonl")).save(run.out / "evaluation.json")
 
 
-def _write_configuration(run: Run) -> dict[str, Any]:
-    configuration = {
-        **run.recipe.to_dict(),
-        "hosts": {name: info.identity for name, info in run.outputs.infos.items()},
-        "human": {name: Path(file).name for name, file in run.human.items()},
-    }
-    with storage.atomic_write(run.out / "configuration.json") as stream:
-        stream.write((json.dumps(configuration, indent=1, ensure_ascii=False) + "\n").encode())
-    return configuration
-
-
-_PER_KEY = ("generate", "attack", "score", "evaluate")
-
 _STAGES: dict[str, Callable[[Run], None]] = {
     "train": train_artifacts,
     "generate": generate_texts,
     "attack": attack_texts,
     "score": score_texts,
     "quality": measure_quality,
-    "divergence": measure_divergence,
     "preference": judge_preferences,
     "runtime": time_schemes,
     "steal": steal_marks,

@@ -9,6 +9,7 @@ A `Task` is plain data that can be sent to another process: it reads finished ro
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from dewmark.batch.runners import Runner, cores, open_runner
 from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
+from dewmark.prompts import Row
 from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
-from dewmark_lab.experiments.outputs import RowFile
+from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key
 
 if TYPE_CHECKING:
@@ -37,24 +39,23 @@ class LoadedModels:
     ) -> None:
         """``threads`` limits the threads of an attack; 0 means one per core."""
         self.device, self.dtype, self.threads, self.progress = device, dtype, threads, progress
-        self._host: Host | None = None
-        self._host_name = ""
+        self._host: tuple[str, Host] | None = None
         self._scheme: tuple[object, BoundScheme] | None = None
         self._attack: tuple[AttackEntry, Attack] | None = None
         self._readers: dict[str, Expectations] = {}
 
     def host(self, name: str) -> Host:
         """A host with its weights; it replaces the previous one."""
-        if self._host is None or self._host_name != name:
+        if self._host is None or self._host[0] != name:
             from dewmark import hosts
 
             self._host = None  # two hosts may not fit into memory
-            self._host = hosts.load_host(name, device=self.device, dtype=self.dtype, progress=self.progress)
-            self._host_name = name
-        return self._host
+            opened = hosts.load_host(name, device=self.device, dtype=self.dtype, progress=self.progress)
+            self._host = name, opened
+        return self._host[1]
 
     def scheme(
-        self, entry: SchemeEntry, key: int, *, own_texts: tuple[RowFile, int] | None = None
+        self, entry: SchemeEntry, key: int, *, own_texts: tuple[Output, int] | None = None
     ) -> BoundScheme:
         """A scheme under an experiment's key; if it runs the host to detect, it shares the loaded one.
 
@@ -65,6 +66,7 @@ class LoadedModels:
         wanted = (entry.scheme, entry.settings, entry.host, key, own_texts)
         if self._scheme is None or self._scheme[0] != wanted:
             from dewmark import hosts
+            from dewmark.models.devices import torch_device
 
             def open_host(other: str | None) -> LanguageModel:
                 return self.host(other or entry.host)
@@ -78,7 +80,8 @@ class LoadedModels:
             if own_texts is not None and isinstance(bound, KeepsRecords):
                 rows = own_texts[0].read(own_texts[1])
                 bound.finished([row["text"] for row in rows], seeds=[row["seed"] for row in rows])
-            self._scheme = wanted, self._on_device(bound)
+            move = getattr(bound, "on", None)  # of schemes whose test can run on a device
+            self._scheme = wanted, bound if move is None else move(str(torch_device(self.device)))
         return self._scheme[1]
 
     def reader(self, name: str) -> Expectations:
@@ -103,13 +106,6 @@ class LoadedModels:
             self._attack = entry, load_attack(entry.attack, **{**resources, **entry.settings})
         return self._attack[1]
 
-    def _on_device(self, bound: BoundScheme) -> BoundScheme:
-        """Move a scheme to the device if its test can run there."""
-        from dewmark.models.devices import torch_device
-
-        move = getattr(bound, "on", None)
-        return bound if move is None else move(str(torch_device(self.device)))
-
 
 @dataclass(frozen=True)
 class Task(ABC):
@@ -120,6 +116,23 @@ class Task(ABC):
     @abstractmethod
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
         """Make the rows that are missing; ``on_rows`` gets the number of rows done so far."""
+
+
+@dataclass(frozen=True)
+class Fill(Task):
+    """Make the missing rows of an output in batches of ``size``.
+
+    ``make`` gets the models and a range and returns its rows: a partial of a function that other processes
+    can import.
+    """
+
+    target: Output
+    size: int
+    make: Callable[[LoadedModels, range], Sequence[Row]]
+
+    def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
+        """Make them batch by batch."""
+        self.target.fill(self.rows, functools.partial(self.make, models), size=self.size, on_rows=on_rows)
 
 
 class Workers:
@@ -176,7 +189,7 @@ class Workers:
         self._models = None  # free the memory for the workers' models
         if self._runner is None:
             self._runner = open_runner(self._engine, workers=self.jobs)
-        opened = _OpenWorker(*self._placement, max(cores() // self.jobs, 1))
+        opened = functools.partial(_worker, *self._placement, max(cores() // self.jobs, 1))
         for index, error in self._runner.map(tasks, opened):
             yield tasks[index], error
 
@@ -191,17 +204,10 @@ class Workers:
             self._runner = None
 
 
-@dataclass(frozen=True)
-class _OpenWorker:
+def _worker(device: str, dtype: str, threads: int) -> Callable[[Task], DewmarkError | None]:
     """Runs in a worker's process; returns the function that runs one task there."""
-
-    device: str
-    dtype: str
-    threads: int
-
-    def __call__(self) -> Callable[[Task], DewmarkError | None]:
-        models = LoadedModels(self.device, self.dtype, threads=self.threads)
-        return lambda task: _attempt(task, models, lambda _rows: None)
+    models = LoadedModels(device, dtype, threads=threads)
+    return lambda task: _attempt(task, models, lambda _rows: None)
 
 
 def _attempt(task: Task, models: LoadedModels, on_rows: Callable[[int], None]) -> DewmarkError | None:

@@ -10,11 +10,13 @@ out.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ from dewmark.hosts.base import Host, generation_hash
 from dewmark.prompts import Row
 from dewmark.registry import unknown_name
 from dewmark.scheme import BoundScheme
+from dewmark.version import __version__
 from dewmark.workspace import Progress, silent
 from dewmark_lab.evaluation.preference import Pair, weigh_pairs
 from dewmark_lab.evaluation.quality import content_words
-from dewmark_lab.experiments.outputs import StageOutput
+from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.quality.equivalence import Equivalence, Outcome, equivalence
 from dewmark_lab.quality.tasks import Item, refuses
 from dewmark_lab.quality.texts import TOP, identical_pairs, self_bleu, text_measures
@@ -176,11 +179,8 @@ class QualityRun:
             for marked in (True, False):
                 rounds = []
                 for j, scheme in enumerate(self.schemes):
-                    output = self._texts(suite, j, scheme if marked else None)
-                    for rows in self._write(suite, j, scheme if marked else None, output):
-                        done += rows
-                        self.progress("writing texts", done, total)
-                    rounds.append(output.rows(self.work).read(suite.texts))
+                    rounds.append(self._written(suite, j, scheme if marked else None, done, total))
+                    done += suite.texts
                 for name, table in self._values(suite, rounds).items():
                     values.setdefault(name, []).append(table)
             if suite.name == PROSE and judge is not None:
@@ -225,9 +225,10 @@ class QualityRun:
             **measured,
         }
 
-    def _texts(self, suite: Suite, number: int, scheme: BoundScheme | None) -> StageOutput:
+    def _texts(self, suite: Suite, number: int, scheme: BoundScheme | None) -> Output:
         prompts = [[item.id, item.prompt] for item in suite.items]
-        return StageOutput(
+        return Output(
+            self.work,
             "quality",
             {
                 "texts": generation_hash(self.decoding, scheme, self.host.info),
@@ -238,62 +239,72 @@ class QualityRun:
             },
         )
 
-    def _write(
-        self, suite: Suite, number: int, scheme: BoundScheme | None, output: StageOutput
-    ) -> Iterator[int]:
-        """Write what is missing; yields the numbers of rows as they are there."""
-        target, total = output.rows(self.work), suite.texts
+    def _written(
+        self, suite: Suite, number: int, scheme: BoundScheme | None, before: int, total: int
+    ) -> list[Row]:
+        """The texts of a round, of which it writes what is missing."""
         first = self.seed + _ROUND * number + (_SUITE if suite.name == VARIETY else 0)
-        with target.missing_batches(total, size=self.batch_size) as batches:
-            yield min(target.count(), total)
-            for batch in batches:
-                asked = [suite.items[i // suite.answers] for i in batch]
-                prompts = [self._prompt(item) for item in asked]
-                made = self.host.generate(
-                    prompts,
-                    scheme=scheme,
-                    seeds=[first + i for i in batch],
-                    decoding=self.decoding,
-                    batch_size=self.batch_size,
-                )
-                likely = self.host.log_likelihood(prompts, [each.text for each in made])
-                target.append(
-                    [
-                        {
-                            "id": item.id,
-                            "seed": each.seed,
-                            "tokens": each.tokens,
-                            "text": each.text,
-                            "nats": -nats / count if count else None,
-                        }
-                        for item, each, (nats, count) in zip(asked, made, likely, strict=True)
-                    ]
-                )
-                yield len(batch)
 
-    def _prompt(self, item: Item) -> str:
-        return self.host.chat.render(as_request(item.prompt)) if self.chat else item.prompt
+        def write(batch: range) -> list[Row]:
+            asked = [suite.items[i // suite.answers] for i in batch]
+            prompts = [
+                self.host.chat.render(as_request(item.prompt)) if self.chat else item.prompt for item in asked
+            ]
+            made = self.host.generate(
+                prompts,
+                scheme=scheme,
+                seeds=[first + i for i in batch],
+                decoding=self.decoding,
+                batch_size=self.batch_size,
+            )
+            likely = self.host.log_likelihood(prompts, [each.text for each in made])
+            return [
+                {
+                    "id": item.id,
+                    "seed": each.seed,
+                    "tokens": each.tokens,
+                    "text": each.text,
+                    "nats": -nats / count if count else None,
+                }
+                for item, each, (nats, count) in zip(asked, made, likely, strict=True)
+            ]
+
+        output = self._texts(suite, number, scheme)
+        output.fill(
+            suite.texts,
+            write,
+            size=self.batch_size,
+            on_rows=lambda rows: self.progress("writing texts", before + rows, total),
+        )
+        return output.read(suite.texts)
 
     def _weigh(self, suite: Suite, judge: Host) -> F64:
         """The judge's log-odds (keys, prompts) for the marked text, in both orders."""
         found, name = [], judge.info.identity
         for j, scheme in enumerate(self.schemes):
             sides = [self._texts(suite, j, each) for each in (scheme, None)]
-            rows = [each.rows(self.work).read(suite.texts) for each in sides]
+            rows = [each.read(suite.texts) for each in sides]
             pairs = [
                 Pair(item.id, j, item.prompt, mine["text"], other["text"])
                 for item, mine, other in zip(suite.items, *rows, strict=True)
             ]
-            output = StageOutput("quality-judge", {"judge": name, "texts": [each.hash for each in sides]})
-            target = output.rows(self.work)
-            with target.missing_batches(len(pairs), size=_PAIRS_AT_ONCE) as batches:
-                for batch in batches:
-                    chosen = [pairs[i] for i in batch]
-                    target.append(weigh_pairs(judge, chosen, scheme=scheme.scheme.name))
-                    done, total = len(pairs) * j + batch.stop, len(pairs) * len(self.schemes)
-                    self.progress("judging pairs", done, total)
-            found.append([row["odds"] for row in target.read(len(pairs))])
+            inputs = {"judge": name, "texts": [each.hash for each in sides]}
+            output = Output(self.work, "quality-judge", inputs)
+            output.fill(
+                len(pairs),
+                partial(_judged, judge, pairs, scheme.scheme.name),
+                size=_PAIRS_AT_ONCE,
+                on_rows=partial(self._judging, len(pairs) * j, len(pairs) * len(self.schemes)),
+            )
+            found.append([row["odds"] for row in output.read(len(pairs))])
         return np.array(found)
+
+    def _judging(self, before: int, total: int, rows: int) -> None:
+        self.progress("judging pairs", before + rows, total)
+
+
+def _judged(judge: Host, pairs: Sequence[Pair], scheme: str, batch: range) -> list[Row]:
+    return weigh_pairs(judge, [pairs[i] for i in batch], scheme=scheme)
 
 
 def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> Measured:
@@ -341,3 +352,55 @@ def top_shares(rounds: Sequence[Sequence[Row]]) -> F64:
 
 def _top(counts: F64) -> float:
     return float(np.sort(counts)[-TOP:].sum() / max(counts.sum(), 1.0))
+
+
+_HEADS = ("measure", "marked", "unmarked", "difference (95%)", "margin", "outcome", "worst key")
+
+
+def table(found: Quality) -> str:
+    """All measures as a Markdown table with aligned columns."""
+    rows: list[tuple[str, ...]] = [_HEADS]
+    for name, each in found.measures.items():
+        compared = each.compared
+        difference, worst = compared.difference, compared.worst_difference
+        rows.append(
+            (
+                f"`{name}`: {each.label}",
+                f"{each.marked:.3f}",
+                f"{each.unmarked:.3f}",
+                f"{difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})",
+                f"±{compared.margin:g}",
+                compared.outcome.value,
+                f"{compared.worst + 1}: {worst.value:+.3f}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, tuple("-" * width for width in widths))
+    return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in rows)
+
+
+def sentences(found: Quality) -> list[str]:
+    """What was found, in words."""
+    said = []
+    if names := found.named(Outcome.EXCEEDED):
+        said.append(f"Outside the margin: {', '.join(names)}.")
+    if names := found.named(Outcome.INCONCLUSIVE):
+        said.append(f"Inconclusive, the interval reaches across the margin: {', '.join(names)}.")
+        said.append("More prompts narrow the intervals and, where keys differ, more keys.")
+    return said or ["Every measure is within its margin."]
+
+
+def quality_page(found: Quality, summary: Mapping[str, Any]) -> str:
+    """The page in Markdown; ``summary`` holds scheme, host and how texts were written."""
+    keys = ", ".join(f"{i}: `{each}`" for i, each in enumerate(found.keys, start=1))
+    settings = {name: value for name, value in summary.items() if name not in found.to_dict()}
+    return "\n".join(
+        [
+            f"# Quality: {summary['scheme']} on {summary['host']}\n",
+            f"Written by dewmark {__version__} from {found.texts:,} texts, half of them marked.\n",
+            *(f"{each}\n" for each in sentences(found)),
+            table(found),
+            f"Intervals are over prompts and keys. Keys: {keys}.\n",
+            f"```json\n{json.dumps(settings, indent=1, ensure_ascii=False)}\n```\n",
+        ]
+    )

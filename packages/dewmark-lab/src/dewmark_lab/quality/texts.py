@@ -11,8 +11,8 @@ Of one text:
 
 Of several texts:
 
-- *top share*: of all content words, the share of the 50 commonest: whether a key has a taste. It falls with
-  the number of texts, so compare equal numbers.
+- *top share* (`measuring.top_shares`): of all content words, the share of the 50 commonest: whether a key has
+  a taste. It falls with the number of texts, so compare equal numbers.
 - *Self-BLEU* and *identical pairs* of answers to one prompt: whether everybody gets the same answer.
 
 Boundary: texts in, numbers out; None where a share has nothing to count.
@@ -26,16 +26,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dewmark.stats.rates import Interval
 from dewmark.text.words import repetition, words
-from dewmark_lab.evaluation.quality import (
-    TextPair,
-    Words,
-    content_words,
-    listed_words,
-    prompt_interval,
-    wording,
-)
+from dewmark_lab.evaluation.quality import Words, listed_words, unlisted
 
 TOP = 50
 _WINDOW = 50  # words
@@ -48,36 +40,13 @@ def text_measures(text: str, *, tokens: int, listed: Words | None = None) -> dic
     """The measures of a text that the host wrote in ``tokens`` tokens; ``listed`` is another word list."""
     forms = _forms(text)
     return {
-        "words_per_token": words_per_token(text, tokens=tokens),
-        "unlisted": unlisted(text, listed=listed),
+        "words_per_token": len(forms) / tokens if tokens else None,
+        "unlisted": unlisted(text, listed_words() if listed is None else listed),
         "doubled": doubled(text),
         "distinct": distinct_words(text),
         "repeated": repetition(text) if forms else None,
         "loops": float(loops(text)),
     }
-
-
-def paired_measures(pairs: Sequence[TextPair], *, listed: Words | None = None) -> dict[str, Interval | None]:
-    """Marked minus unmarked texts by measure, with 95% intervals over prompts; None of fewer than two."""
-    found: dict[str, list[tuple[str, float | None]]] = {}
-    for pair in pairs:
-        left, right = (text_measures(text, tokens=0, listed=listed) for text in (pair.marked, pair.unmarked))
-        for name, mine in left.items():
-            other = right[name]
-            difference = None if mine is None or other is None else mine - other
-            found.setdefault(name, []).append((pair.prompt, difference))
-    del found["words_per_token"]  # whose tokens are not known
-    return {name: prompt_interval(values) for name, values in found.items()}
-
-
-def words_per_token(text: str, *, tokens: int) -> float | None:
-    """How many words of a text there are to a token of its host."""
-    return len(_forms(text)) / tokens if tokens else None
-
-
-def unlisted(text: str, *, listed: Words | None = None) -> float | None:
-    """Of the words written in letters, the share outside a word list, by default the package's lexicon."""
-    return wording(text, listed=listed_words() if listed is None else listed).unlisted
 
 
 def doubled(text: str) -> float | None:
@@ -114,12 +83,6 @@ def loops(text: str, *, turns: int = _TURNS, longest: int = _LONGEST_LOOP) -> bo
             if run == (turns - 1) * length:
                 return True
     return False
-
-
-def top_share(texts: Sequence[str], *, top: int = TOP) -> float | None:
-    """Of all content words of texts, the share of the ``top`` commonest ones."""
-    counts = Counter(form for text in texts for form in content_words(text))
-    return sum(count for _, count in counts.most_common(top)) / counts.total() if counts else None
 
 
 def self_bleu(texts: Sequence[str]) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from dewmark.stats.rates import Rate
-from dewmark_lab.evaluation.divergence import Divergence
+from dewmark_lab.evaluation.quality import MEASURES
 from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Evaluation, ResultCell
 from dewmark_lab.reports.paper import PaperTable, measure_column
 from dewmark_lab.reports.run_results import (
@@ -43,26 +43,20 @@ _NEGATIVES = {
     "human-matched": "human texts after the same attack",
 }
 
-_PAIRED = {  # differences from the unmarked text of the same prompt and seed
-    "distinct_content": "Δ distinct content",
-    "unlisted": "Δ unlisted",
-    "repetition": "Δ repetition",
-}
-
-_STEALING = (  # field of stealing.jsonl, heading, decimals, whether to shade it as a share
-    ("observed", "texts seen", 0, False),
-    ("found", "p<0.01", 3, True),
-    ("above", "TPR@1%", 3, True),
-    ("control_above", "control TPR@1%", 3, True),
-    ("genuine_above", "genuine TPR@1%", 3, True),
-    ("attributable", "attributable", 3, True),
-    ("genuine_attributable", "genuine attributable", 3, True),
-    ("human_found", "human p<0.01", 3, False),
-    ("mean_z", "mean z", 2, False),
-    ("perplexity", "PPL", 2, False),
-    ("control_perplexity", "control PPL", 2, False),
-    ("cosine", "cosine", 3, False),
-    ("kept", "words kept", 3, False),
+_STEALING = (  # field of stealing.jsonl, heading, decimals
+    ("observed", "texts seen", 0),
+    ("found", "p<0.01", 3),
+    ("above", "TPR@1%", 3),
+    ("control_above", "control TPR@1%", 3),
+    ("genuine_above", "genuine TPR@1%", 3),
+    ("attributable", "attributable", 3),
+    ("genuine_attributable", "genuine attributable", 3),
+    ("human_found", "human p<0.01", 3),
+    ("mean_z", "mean z", 2),
+    ("perplexity", "PPL", 2),
+    ("control_perplexity", "control PPL", 2),
+    ("cosine", "cosine", 3),
+    ("kept", "words kept", 3),
 )
 
 _CSV_COLUMNS = (
@@ -81,8 +75,6 @@ def report_tables(run: RunResults, paper: PaperTable | None) -> list[Table]:
     evaluated = _evaluation_tables(
         run, paper.negatives if paper else "clean", auroc_first="auroc" in measures
     )
-    if run.per_seed is not None and evaluated:
-        evaluated.insert(1, _per_seed_table(run.per_seed, paper.negatives if paper else "clean"))
     stolen = [_stealing_table(run)] if run.stealing else []
     times = [_runtime_table(run)] if run.runtime else []
     return (
@@ -123,17 +115,6 @@ def _tpr_table(run: RunResults, evaluation: Evaluation, null: str, *, with_quali
     if any(value and _FEW in value.flag for row in rows for value in row.values):
         notes.append(f"{_FEW} Fewer negatives than 1/rate: the threshold is simply their largest score.")
     return Table(f"Marked texts found: {_NEGATIVES[null]}", columns, rows, tuple(notes))
-
-
-def _per_seed_table(evaluation: Evaluation, null: str) -> Table:
-    """TPR if each seed has its own key: the half-range is then the spread over keys."""
-    note = (
-        "As above, but each seed has its own key, and thresholds come from texts that were scored under the "
-        f"other seeds' keys: {_NEGATIVES[null]}. Mean ± half-range over keys."
-    )
-    columns, rows = _by_attack(evaluation, _tpr_measures(evaluation, null))
-    notes = (note, *fewer_texts(evaluation))
-    return Table("Marked texts found with a key of its own for each seed", columns, rows, notes)
 
 
 def _tpr_measures(evaluation: Evaluation, null: str) -> list[tuple[Column, Measure]]:
@@ -207,7 +188,7 @@ def _p_value_table(evaluation: Evaluation) -> Table:
     levels = sorted({share.rate for cell in evaluation.cells for share in cell.shares})
     measures = [
         (
-            Column(f"{kind} p<{rate:g}", better="higher" if kind == "found" else "", shade=kind == "found"),
+            Column(f"{kind} p<{rate:g}", better="higher" if kind == "found" else ""),
             partial(_below, rate=rate, kind=kind),
         )
         for rate in levels
@@ -261,25 +242,21 @@ def _with_quality(
 
 def _quality_table(run: RunResults) -> Table:
     """Perplexity, preference, diversity and length of each scheme's texts and of unmarked ones."""
-    others = [("distinct-1", 3), ("distinct-2", 3), ("distinct-3", 3), ("distinct content", 3)]
-    others += [("unlisted", 3), ("repetition", 3), ("tokens", 0)]
     columns = [measure_column("perplexity"), Column("over unmarked (nats)", better="", sign=True)]
-    columns += [Column(head, better="", sign=True) for head in _PAIRED.values()]
-    columns += [Column("divergence", better=""), Column("of the key average", better="", sign=True)]
+    heads = [name.replace("_", " ") for name in MEASURES]
+    columns += [Column(f"Δ {head}", better="", sign=True) for head in heads]  # from the unmarked texts
     columns.append(measure_column("nps"))
-    columns += [Column(head, decimals=decimals, better="") for head, decimals in others]
+    columns += [*(Column(head, better="") for head in heads), Column("tokens", decimals=0, better="")]
     rows = []
     for scheme, quality in run.quality.items():
-        measures = (run.preference.get(scheme), *quality.distinct, quality.distinct_content)
-        measures += (quality.unlisted, quality.repetition, quality.tokens)
         plain = quality.kind != "marked"
         name = f"{scheme} (no watermark)" if plain else scheme
         values = (
             from_spread(quality.perplexity),
             from_interval(quality.over_unmarked),
-            *(from_interval(quality.paired.get(name)) for name in _PAIRED),
-            *_divergence(run.divergence.get(scheme)),
-            *map(from_spread, measures),
+            *(from_interval(quality.paired.get(name)) for name in MEASURES),
+            from_spread(run.preference.get(scheme)),
+            *map(from_spread, quality.means.values()),
         )
         rows.append(TableRow(name, values, baseline=plain))
     note = (
@@ -287,17 +264,9 @@ def _quality_table(run: RunResults) -> Table:
         "unmarked: log-perplexity minus that of the unmarked text with the same prompt and seed, mean over "
         "prompts with its 95% interval. A bias towards likely tokens lowers perplexity: read it together "
         "with the differences in wording, from the same unmarked texts: the share of distinct content words, "
-        "of words outside a public list, and of 4-grams that repeat an earlier one. Divergence: nats per "
-        "step from the host's distribution under one key, mean ± standard deviation over keys; and that of "
-        "the choice averaged over keys, 0 for a scheme without bias."
+        "of words outside a public list, and of 4-grams that repeat an earlier one."
     )
     return _without_empty(Table("Text quality", tuple(columns), tuple(rows), (note,)))
-
-
-def _divergence(found: Divergence | None) -> tuple[Estimate | None, Estimate | None]:
-    if found is None:
-        return None, None
-    return Estimate(found.mean, found.keys_sd), from_interval(found.of_average)
 
 
 def _runtime_table(run: RunResults) -> Table:
@@ -334,9 +303,7 @@ def _without_empty(table: Table) -> Table:
 
 def _stealing_table(run: RunResults) -> Table:
     """How the victim's detector judges an attacker's texts."""
-    columns = tuple(
-        Column(head, decimals=decimals, better="", shade=shade) for _, head, decimals, shade in _STEALING
-    )
+    columns = tuple(Column(head, decimals=decimals, better="") for _, head, decimals in _STEALING)
     rows = tuple(
         TableRow(label, tuple(from_spread(fields.get(name)) for name, *_ in _STEALING))
         for label, fields in run.stealing.items()

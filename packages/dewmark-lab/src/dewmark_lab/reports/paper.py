@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from dewmark_lab.evaluation.results import CLEAN, Evaluation
+from dewmark_lab.evaluation.results import Evaluation
 from dewmark_lab.metrics import Spread
 from dewmark_lab.reports.run_results import RunResults, attack_label, fewer_texts
 from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, from_spread
@@ -37,7 +36,6 @@ class PaperRow:
 
     scheme: str
     label: str
-    group: str | None
     values: tuple[Estimate | None, ...]
     also: tuple[str, ...] = ()
 
@@ -81,39 +79,35 @@ def paper_tables() -> dict[str, PaperTable]:
     import yaml
 
     file = resources.files("dewmark_lab") / "data" / "paper_tables.yaml"
-    data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {name: _parse_table(name, raw) for name, raw in data["tables"].items()}
-
-
-def _parse_table(name: str, raw: dict[str, Any]) -> PaperTable:
-    rows = tuple(
-        PaperRow(
-            scheme=row["scheme"],
-            label=row["label"],
-            group=row.get("group"),
-            values=tuple(map(_parse_value, row["values"])),
-            also=tuple(row.get("also", ())),
+    tables: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["tables"]
+    found = {}
+    for name, raw in tables.items():
+        rows = tuple(
+            PaperRow(
+                row["scheme"],
+                row["label"],
+                tuple(map(_parse_value, row["values"])),
+                tuple(row.get("also", ())),
+            )
+            for row in raw["rows"]
         )
-        for row in raw["rows"]
-    )
-    columns = tuple(PaperColumn(**each) for each in raw["columns"])
-    return PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
+        columns = tuple(PaperColumn(**each) for each in raw["columns"])
+        found[name] = PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
+    return found
 
 
 def _parse_value(raw: float | list[float] | None) -> Estimate | None:
     if raw is None:
         return None
-    if isinstance(raw, list):
-        value, half_range = raw
-        return Estimate(value, half_range)
-    return Estimate(raw)
+    value, half_range = raw if isinstance(raw, list) else (raw, None)
+    return Estimate(value, half_range)
 
 
 def measure_column(measure: str, rate: float | None = None, *, group: str = "") -> Column:
     """The column of a measure, with the same heading in the paper's tables and in ours."""
     return {
-        "tpr": Column(f"TPR@{100 * (rate or 0.0):g}%", group, shade=True),
-        "auroc": Column("AUROC", group, shade=True),
+        "tpr": Column(f"TPR@{100 * (rate or 0.0):g}%", group),
+        "auroc": Column("AUROC", group),
         "perplexity": Column("PPL", group, decimals=2, better="lower"),
         "nps": Column("NPS", group, sign=True),
         "generate": Column("generation (s)", group, better="lower"),
@@ -121,25 +115,15 @@ def measure_column(measure: str, rate: float | None = None, *, group: str = "") 
     }[measure]
 
 
-def paper_as_table(paper: PaperTable) -> Table:
-    """The paper's own table."""
-    columns = tuple(
-        measure_column(each.measure, each.rate, group=attack_label(each.attack) if each.attack else "")
-        for each in paper.columns
-    )
-    rows = tuple(
-        TableRow(row.label, row.values, row.group or "", baseline=row.scheme == CLEAN) for row in paper.rows
-    )
-    size = f"; {paper.texts} texts per cell and seed, seeds: {paper.seeds}" if paper.texts else ""
-    return Table(f"The paper: {paper.source}", columns, rows, (f"{paper.about}{size}.",))
-
-
 def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     """Our numbers and the paper's in adjacent columns; None if they have no measure in common."""
     labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
     columns: list[Column] = []
     values: list[list[Estimate | None]] = []
-    for column, attack in _shared_columns(run, paper):
+    pairs = [
+        (column, each) for column in paper.columns for each in _corresponding_attacks(run.evaluation, column)
+    ]
+    for column, attack in pairs:
         ours = [from_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
         theirs = [paper.value(scheme, column) for scheme in labels]
         if any(ours) and any(theirs):
@@ -159,31 +143,6 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     )
     notes = (note, *(fewer_texts(run.evaluation) if run.evaluation else ()))
     return Table(f"Beside the paper ({paper.source})", tuple(columns), rows, notes)
-
-
-def paired_with_paper(
-    run: RunResults, paper: PaperTable
-) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
-    """For each column that both have: its heading, and (ours, the paper's) by scheme."""
-    labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
-    distinct = {label: scheme for scheme, label in reversed(labels.items())}  # each row of the paper once
-    for column, attack in _shared_columns(run, paper):
-        pairs = {}
-        for scheme in distinct.values():
-            ours = _measured(run, scheme, column, attack, paper.negatives)
-            theirs = paper.value(scheme, column)
-            if ours is not None and theirs is not None:
-                pairs[scheme] = (ours.mean, theirs.value)
-        if pairs:
-            head = measure_column(column.measure, column.rate).head
-            yield f"{_heading(column, attack)} {head}".strip(), pairs
-
-
-def _shared_columns(run: RunResults, paper: PaperTable) -> Iterator[tuple[PaperColumn, str | None]]:
-    """The paper's columns, each with every attack of ours that corresponds to it."""
-    for column in paper.columns:
-        for attack in _corresponding_attacks(run.evaluation, column):
-            yield column, attack
 
 
 def _corresponding_attacks(evaluation: Evaluation | None, column: PaperColumn) -> list[str | None]:

@@ -1,4 +1,4 @@
-"""The files of a run, read and summarised over seeds: evaluation, quality, preference, run time, stealing.
+"""The files of a run, read and summarised over seeds: scores, quality, preference, run time, stealing.
 
 A run may lack any of these files, but it must have some result. Reports also take from here how they name
 attacks and which negatives they prefer.
@@ -16,12 +16,10 @@ from typing import Any
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.stats.rates import Interval
-from dewmark_lab.evaluation.divergence import Divergence
-from dewmark_lab.evaluation.protocol import evaluate
+from dewmark_lab.evaluation.protocol import RATES, evaluate
 from dewmark_lab.evaluation.quality import MEASURES, prompt_interval
 from dewmark_lab.evaluation.results import (
     CLEAN,
-    PER_SEED,
     Evaluation,
     OperatingPoint,
     ResultCell,
@@ -41,18 +39,14 @@ class QualityFigures:
     """Quality of a scheme's texts over seeds: medians of perplexity, means of the other measures.
 
     ``over_unmarked`` is the log-perplexity minus that of the unmarked text with the same prompt and seed, in
-    nats per token, averaged over prompts. ``paired`` are the differences in wording from that text, by
-    measure (`dewmark_lab.evaluation.quality`).
+    nats per token, averaged over prompts. ``means`` are by measure, and of ``tokens``; ``paired`` are the
+    differences in wording from that text, by measure (`dewmark_lab.evaluation.quality`).
     """
 
     kind: str
     perplexity: Spread | None
     over_unmarked: Interval | None
-    tokens: Spread | None
-    distinct: tuple[Spread | None, ...]
-    distinct_content: Spread | None
-    unlisted: Spread | None
-    repetition: Spread | None
+    means: Mapping[str, Spread | None]
     paired: Mapping[str, Interval | None]
 
 
@@ -72,10 +66,7 @@ class RunResults:
 
     evaluation: Evaluation | None
     scores: Sequence[ScoreRow]
-    per_seed: Evaluation | None = None
-    """The same schemes with a key of its own for each seed."""
     quality: Mapping[str, QualityFigures] = field(default_factory=dict)
-    divergence: Mapping[str, Divergence] = field(default_factory=dict)
     preference: Mapping[str, Spread] = field(default_factory=dict)
     runtime: Mapping[str, RunTime] = field(default_factory=dict)
     stealing: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
@@ -87,26 +78,19 @@ class RunResults:
         return list(dict.fromkeys([*evaluated, *self.quality, *self.preference, *self.runtime]))
 
 
-def read_run(folder: Path) -> RunResults:
-    """Read the results in a run's folder."""
+def read_run(folder: Path, *, rates: Sequence[float] = RATES) -> RunResults:
+    """Read the results in a run's folder and evaluate its scores at nominal ``rates``."""
     scores = read_scores(path) if (path := folder / "scores.jsonl").is_file() else []
-    evaluation = None
-    if (path := folder / "evaluation.json").is_file():
-        evaluation = Evaluation.load(path)
-    elif scores:
-        evaluation = evaluate(scores)
     run = RunResults(
-        evaluation=evaluation,
+        evaluation=evaluate(scores, rates=rates) if scores else None,
         scores=scores,
-        per_seed=Evaluation.load(path) if (path := folder / PER_SEED / "evaluation.json").is_file() else None,
         quality=_quality(_rows(folder / "quality.jsonl")),
-        divergence=_divergence(_rows(folder / "divergence.jsonl")),
         preference=_preference(_rows(folder / "preference.jsonl")),
         runtime=_runtime(_rows(folder / "runtime.jsonl")),
         stealing=_stealing(_rows(folder / "stealing.jsonl")),
     )
     if not run.schemes:
-        raise InputError(f"no results in {folder}: expected evaluation.json, scores.jsonl or runtime.jsonl")
+        raise InputError(f"no results in {folder}: expected scores.jsonl, quality.jsonl or runtime.jsonl")
     return run
 
 
@@ -173,11 +157,7 @@ def _quality(rows: Sequence[dict[str, Any]]) -> dict[str, QualityFigures]:
             kind=mine[0]["kind"],
             perplexity=_over_seeds(mine, "perplexity", statistics.median),
             over_unmarked=_over_unmarked(mine, plain) if mine[0]["kind"] == "marked" else None,
-            tokens=_over_seeds(mine, "tokens", statistics.fmean),
-            distinct=tuple(_over_seeds(mine, f"distinct_{n}", statistics.fmean) for n in (1, 2, 3)),
-            distinct_content=_over_seeds(mine, "distinct_content", statistics.fmean),
-            unlisted=_over_seeds(mine, "unlisted", statistics.fmean),
-            repetition=_over_seeds(mine, "repetition", statistics.fmean),
+            means={name: _over_seeds(mine, name, statistics.fmean) for name in (*MEASURES, "tokens")},
             paired={
                 name: prompt_interval([(row["id"], row["paired"][name]) for row in mine if "paired" in row])
                 for name in MEASURES
@@ -197,13 +177,6 @@ def _over_unmarked(
         if mine is not None and other is not None:
             differences.append((row["id"], math.log(mine / other)))
     return prompt_interval(differences)
-
-
-def _divergence(rows: Sequence[dict[str, Any]]) -> dict[str, Divergence]:
-    return {
-        row["scheme"]: Divergence(tuple(row["per_key"]), Interval(**row["of_average"]), row["steps"])
-        for row in rows
-    }
 
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:

@@ -22,7 +22,6 @@ import numpy as np
 
 from dewmark import config
 from dewmark.detector import detect_texts
-from dewmark.dew.bound import BoundWords
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -446,7 +445,7 @@ def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], lis
         for detection in detect_texts(victim, texts[start : start + _JUDGED_AT_ONCE])
     ]
     share = None
-    if isinstance(victim, BoundWords) and victim.attributes:
+    if isinstance(victim, BoundDEW) and victim.attributes:
         tests = [detection.forgery for detection in found]  # only marked texts are tested
         share = sum(test is not None and test.attributable for test in tests) / max(len(tests), 1)
     return [detection.p_value for detection in found], [detection.z for detection in found], share
