@@ -85,10 +85,6 @@ class VerifyingKey:
         with atomic_write(path) as stream:
             stream.write(json.dumps(self.to_jwk(), indent=1).encode() + b"\n")
 
-    def accepts(self, message: bytes, signature: bytes) -> bool:
-        """Whether a signature is this key's."""
-        return _EDDSA.verify(message, signature, self._key)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VerifyingKey) and self.id == other.id
 
@@ -146,10 +142,6 @@ class SigningKey:
         """A document as compact JWS."""
         header = {"alg": _EDDSA.name, "kid": self.public.id, "typ": _TYPE.format(kind=kind)}
         return jws.serialize_compact(header, canonical_json(payload), self._key, registry=_REGISTRY)
-
-    def sign_bytes(self, message: bytes) -> bytes:
-        """The 64-byte signature of a message."""
-        return _EDDSA.sign(message, self._key)
 
     def __repr__(self) -> str:
         return f"SigningKey(public={self.public.id!r})"
