@@ -6,7 +6,7 @@ fields: ``alg`` is always ``EdDSA``, ``kid`` is the RFC 7638 thumbprint of the s
 `verify` is stricter than most, and accepts only the bytes that `SigningKey.sign` would have written.
 
 A signing key is an unencrypted PKCS #8 PEM file with mode 0600. Public keys are JWK files or JWK sets.
-Boundary: bytes and signatures; `dewmark.reports` decides what documents say.
+Boundary: bytes and signatures; `detection_report` and `compliance` decide what documents say.
 """
 
 from __future__ import annotations

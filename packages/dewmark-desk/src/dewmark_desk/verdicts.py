@@ -27,16 +27,8 @@ from dewmark.verdict import MIN_EFFECTIVE_LENGTH, level_of_whole
 from dewmark_desk.detection_report import names_the_key
 from dewmark_desk.tenants import Tenant
 
-_PUBLIC = (
-    "verdict",
-    "fpr",
-    "test",
-    "scheme",
-    "technique",
-    "reader",
-    "language",
-    "language_known",
-)  # all else depends on a key
+# What the public is told of a text under a key; all else depends on the key.
+_PUBLIC = ("verdict", "fpr", "test", "scheme", "technique", "reader", "language", "language_known")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """From rows to the figures of a dossier: shares with exact intervals, by what a reader asks for.
 
 A text counts as found at a level if its verdict there is "marked": p below the level, and the text long
-enough for a verdict. Boundary: rows in, plain JSON values out; `reports.dossier_pages` shows them.
+enough for a verdict. Boundary: rows in, plain JSON values out; `dossier_pages` shows them.
 """
 
 from __future__ import annotations
