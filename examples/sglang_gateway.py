@@ -32,7 +32,7 @@ from dewmark.hosts.engines.vllm_config import config_from_environment
 from dewmark.manifests import MANIFESTS, Signs
 
 if TYPE_CHECKING:
-    from dewmark_desk.signed_answers import SignedAnswers
+    from dewmark_desk.text_manifest import SignedAnswers
 
 CONFIG = "DEWMARK_SGLANG_CONFIG"
 # the class by its name, as SGLang's to_str writes it
@@ -70,7 +70,7 @@ def signed_answers(
     """What adds manifests to the answer to a request, or None; the manifest names the key that marks."""
     if provider is None or path == "/generate":
         return None
-    from dewmark_desk.signed_answers import SignedAnswers, is_read_by_programs
+    from dewmark_desk.text_manifest import SignedAnswers, is_read_by_programs
 
     if is_read_by_programs(body):
         return None

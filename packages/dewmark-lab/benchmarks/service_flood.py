@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import io
 import json
 import os
 import random
@@ -26,6 +27,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -230,23 +232,18 @@ async def rows(target: Target) -> dict[str, object]:
 
 async def uploads(target: Target) -> dict[str, object]:
     """Documents that take long to read, four at a time; whether another token's upload is read."""
-    from fpdf import FPDF
-
-    pdf = FPDF()
-    pdf.set_font("helvetica", size=6)
-    for _ in range(60):
-        pdf.add_page()
-        for _ in range(90):
-            pdf.cell(0, 3, text(150), new_x="LMARGIN", new_y="NEXT")
-    slow = bytes(pdf.output())
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("content.xml", b"<a>" + b"<b/>" * 5_000_000)
+    slow = stream.getvalue()
     own = [
-        asyncio.create_task(target.send("POST", "/v1/extract", files={"file": ("a.pdf", slow)}))
+        asyncio.create_task(target.send("POST", "/v1/extract", files={"file": ("a.odt", slow)}))
         for _ in range(4)
     ]
     await asyncio.sleep(1.0)
     started = time.monotonic()
     found = await target.send(
-        "POST", "/v1/extract", scope="other", files={"file": ("b.rtf", rb"{\rtf1 the old bridge}")}
+        "POST", "/v1/extract", scope="other", files={"file": ("b.txt", b"the old bridge")}
     )
     seconds = time.monotonic() - started
     await asyncio.gather(*own)

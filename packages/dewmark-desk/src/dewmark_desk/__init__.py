@@ -5,7 +5,7 @@ detectors and keys, `verdicts` answers questions about texts, `fair_pool` lets t
 runs the host that generates marked text. `store`, `api_tokens`, `jobs` and `query_log` hold what outlives a
 process. `supervisor` starts the `worker` processes.
 
-Signed reports are in `reports` and `signing`, the provider's dossier in `compliance`.
+Signed reports are in `detection_report` and `signing`, the provider's dossier in `compliance`.
 
 Boundary: imports the public names of `dewmark` only, and is found by it through entry points.
 """

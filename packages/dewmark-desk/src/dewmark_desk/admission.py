@@ -130,7 +130,7 @@ def size_of(query: Query) -> int:
 
 def seconds_of(query: Query, how: Examination) -> float:
     """The estimated work of one query: each key costs, and so do passages, rings and a reader."""
-    size = len(query.text) + len(query.prompt or "") + 4 * len(query.english or "")
+    size = len(query.text) + len(query.prompt or "")
     seconds = sum(0.002 + 3e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants)
     seconds += 8e-6 * min(size, 24_000)  # the packaged reader, once for all keys
     if how.passages:

@@ -91,39 +91,12 @@ class Caller:
 OPEN = Caller("", "open", frozenset(Scope), frozenset([ALL_TENANTS]))
 
 
-class Limit(enum.StrEnum):
-    """The limit that a rejected request exceeds."""
+class Rejected(Exception):  # noqa: N818 - a state, not a fault
+    """A token's rate limit is reached, for ``wait`` seconds, or its budget does not cover ``texts`` more."""
 
-    RATE = "rate"
-    BUDGET = "budget"
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A rejection; ``wait`` is the number of seconds after which to retry."""
-
-    limit: Limit
-    wait: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a token has left: texts now, the seconds until its rate is fully restored, texts in its budget."""
-
-    per_minute: float
-    texts: int
-    seconds: float
-    budget: int | None
-
-    def headers(self) -> dict[str, str]:
-        """The fields of the IETF's draft on rate limits, and the budget."""
-        values = {
-            "RateLimit-Limit": f"{self.per_minute:.0f}",
-            "RateLimit-Remaining": str(self.texts),
-            "RateLimit-Reset": str(math.ceil(self.seconds)),
-            "RateLimit-Policy": f"{self.per_minute:.0f};w=60",
-        }
-        return values if self.budget is None else {**values, "Budget-Remaining": str(self.budget)}
+    def __init__(self, *, texts: int = 0, wait: float = 0.0) -> None:
+        super().__init__("the token's limit is reached")
+        self.texts, self.wait = texts, wait
 
 
 class Tokens:
@@ -182,24 +155,23 @@ class Tokens:
             raise ConfigError(f"days must lie between 0 and 36525, got {days:g}")
         now = self._clock()
         caller = Caller(
-            secrets.token_hex(6), name, chosen, frozenset(tenants), per_minute, budget, 0, budget_bytes, 0,
-            now, None if days is None else now + 86_400.0 * days,
-        )  # fmt: skip
+            secrets.token_hex(6),
+            name,
+            chosen,
+            frozenset(tenants),
+            per_minute,
+            budget,
+            budget_bytes=budget_bytes,
+            created=now,
+            expires=None if days is None else now + 86_400.0 * days,
+        )
         secret = secrets.token_urlsafe(32)
         row = {
-            "id": caller.id,
-            "name": name,
-            "digest": _digest(secret),
+            **{name: getattr(caller, name) for name in Caller.__dataclass_fields__},
             "scopes": " ".join(sorted(chosen)),
             "tenants": " ".join(sorted(set(tenants))),
-            "created": now,
-            "expires": caller.expires,
-            "per_minute": per_minute,
+            "digest": _digest(secret),
             "free_at": 0.0,
-            "budget": budget,
-            "used": 0,
-            "budget_bytes": budget_bytes,
-            "used_bytes": 0,
         }
         with self._store.write() as connection:
             connection.execute(sa.insert(table).values(row))
@@ -251,27 +223,26 @@ class Tokens:
             self.revoke(caller.id)
         return None
 
-    def check(self, caller: Caller) -> Rejection | None:
-        """The rejection that even one more text would get, before anything is known about the request."""
+    def check(self, caller: Caller) -> None:
+        """Raise `Rejected` if even one more text would be, before anything is known about the request."""
         if not caller.id:
-            return None
+            return
         with self._store.read() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
         now = self._clock()
         if _exceeds(row, texts=1, size=1):
-            return Rejection(Limit.BUDGET)
+            raise Rejected(texts=1)
         wait = min(row.free_at, row.free_at + 60.0 / row.per_minute - BURST) - now
-        return Rejection(Limit.RATE, wait) if 0.0 < wait <= _LONGEST_DEBT else None
+        if 0.0 < wait <= _LONGEST_DEBT:
+            raise Rejected(wait=wait)
 
-    def spend(
-        self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0
-    ) -> Rejection | None:
+    def spend(self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0) -> None:
         """Count texts and their ``size`` in bytes against the budget, and texts (or ``requests``) as rate.
 
-        A rejected request costs nothing.
+        A request that is `Rejected` costs nothing.
         """
         if not caller.id:
-            return None
+            return
         now, cost = self._clock(), 60.0 * (texts if requests is None else requests) / caller.per_minute
         owed = sa.and_(table.c.free_at > now, table.c.free_at <= now + _LONGEST_DEBT)
         paid = sa.case((owed, table.c.free_at), else_=now) + cost
@@ -288,24 +259,11 @@ class Tokens:
         )
         with self._store.write() as connection:
             if connection.execute(change).rowcount:
-                return None
+                return
             row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
         if _exceeds(row, texts=texts, size=size):
-            return Rejection(Limit.BUDGET)
-        return Rejection(Limit.RATE, min(row.free_at, row.free_at + cost - BURST) - now)
-
-    def allowance(self, caller: Caller) -> Allowance:
-        """What the caller has left."""
-        chosen = sa.select(table.c.free_at, table.c.used).where(table.c.id == caller.id)
-        with self._store.read() as connection:
-            row = connection.execute(chosen).one()
-        owed = max(0.0, row.free_at - self._clock())
-        return Allowance(
-            per_minute=caller.per_minute,
-            texts=max(0, math.floor((BURST - owed) * caller.per_minute / 60.0)),
-            seconds=owed,
-            budget=None if caller.budget is None else max(0, caller.budget - int(row.used)),
-        )
+            raise Rejected(texts=texts)
+        raise Rejected(wait=min(row.free_at, row.free_at + cost - BURST) - now)
 
     def refund(self, caller: Caller, texts: int, *, size: int = 0) -> None:
         """Return what `spend` took from the budget, because the request was not answered."""
@@ -341,20 +299,9 @@ class Tokens:
 
 
 def _caller(row: Any) -> Caller:  # noqa: ANN401 - a row of SQLAlchemy
-    return Caller(
-        id=row.id,
-        name=row.name,
-        scopes=frozenset(Scope(scope) for scope in row.scopes.split()),
-        tenants=frozenset(row.tenants.split()),
-        per_minute=row.per_minute,
-        budget=row.budget,
-        used=row.used,
-        budget_bytes=row.budget_bytes,
-        used_bytes=row.used_bytes,
-        created=row.created,
-        expires=row.expires,
-        revoked=row.revoked,
-    )
+    values = {name: getattr(row, name) for name in Caller.__dataclass_fields__}
+    scopes = frozenset(Scope(scope) for scope in row.scopes.split())
+    return Caller(**{**values, "scopes": scopes, "tenants": frozenset(row.tenants.split())})
 
 
 def _exceeds(row: Any, *, texts: int, size: int) -> bool:  # noqa: ANN401 - a row of SQLAlchemy

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from dewmark.version import __version__
 from dewmark_desk.http_errors import add_handlers
 from dewmark_desk.middleware import AccessMiddleware
-from dewmark_desk.routes import audits, detect, jobs, operation, pages, reports, rewrite
+from dewmark_desk.routes import detect, jobs, operation, reports, rewrite
 from dewmark_desk.service import Service
 
 _ABOUT = (
@@ -39,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for module in (pages, operation, detect, reports, audits, jobs):
+    for module in (operation, detect, reports, jobs):
         app.include_router(module.router)
     if service.generator is not None:
         from dewmark_desk.routes import openai  # needs torch

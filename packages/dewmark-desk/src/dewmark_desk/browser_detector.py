@@ -40,8 +40,8 @@ from dewmark.text.cleaning import alphabets, styles
 from dewmark.text.words import VERSION, class_letter, spelling
 from dewmark.verdict import least_length
 from dewmark.version import __version__
-from dewmark_desk.examples import example_text, unmarked_text
-from dewmark_desk.reports.signpost import PUBLIC_FORMAT
+from dewmark_desk.signpost import PUBLIC_FORMAT
+from dewmark_desk.tenants import example_text, unmarked_text
 
 __all__ = ["FORMAT", "write_page"]
 

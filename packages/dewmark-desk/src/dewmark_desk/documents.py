@@ -1,25 +1,36 @@
-"""The text of documents: plain text, Word (.docx), OpenDocument (.odt) and Rich Text (.rtf).
+"""Text extraction from uploaded files: .txt, .md, .pdf, .docx and .odt, within limits.
 
-A document may be hostile: an archive may unpack to terabytes, and XML may declare entities that expand
-without end. So unpacked bytes and characters are counted while reading, and document type declarations are
-rejected.
+An upload may be hostile: an archive may unpack to terabytes, XML may declare entities that expand without
+end, and any parser may be kept busy for hours. So documents are parsed in a child process (this module, run
+as a program) with limited time and memory and a low priority, which is killed when its time is up; only plain
+text is decoded here. Unpacked bytes and characters are counted while reading, and document type declarations
+are rejected.
 
-Boundary: pure functions from bytes to text. Unreadable files raise `InputError`; `uploads` limits time and
-memory.
+Boundary: bytes in, text out. Unreadable files raise `InputError`, unknown file types `UnknownNameError`. It
+blocks: call it in a thread.
 """
 
 from __future__ import annotations
 
 import abc
 import codecs
+import dataclasses
 import io
+import json
+import logging
+import os
 import re
+import subprocess
+import sys
+import unicodedata
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from xml.parsers import expat
 
-from dewmark.errors import InputError
+from dewmark.errors import InputError, UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,11 @@ class Limits:
     """The most address space of a child process."""
 
 
-_MAX_DEPTH = 1_000  # groups inside groups of a .rtf file
+LIMITS = Limits()
+
+_NICENESS = 10  # requests go before uploads
+_REJECTED = 3  # exit code of a child process that wrote a message for the user
+_FULL_LINE = 0.7  # of the usual width: a shorter line ends its paragraph
 _BLOCK = 1 << 16
 
 _BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
@@ -53,6 +68,43 @@ _WINDOWS_1252 = "".join(
     for byte in range(256)
 )
 _MAX_ACCENTED = 0.25  # share of non-ASCII letters in Western European text; real text has less than 0.15
+
+
+def extract_text(name: str, data: bytes) -> str:
+    """Extract the text of a file; its name's suffix gives its type."""
+    suffix = PurePath(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise UnknownNameError(f"unsupported file type {suffix[:20]!r}: use {known}, or paste the text")
+    limits = LIMITS
+    if len(data) > limits.file_bytes:
+        raise InputError(
+            f"the file has {len(data):,} bytes, more than {limits.file_bytes:,}: paste the relevant part"
+        )
+    text = _parse(suffix, data, limits) if suffix in _DOCUMENTS else plain_text(data)
+    if len(text) > limits.characters:
+        raise too_long(limits)
+    if not text.strip():
+        scan = ": scanned pages need text recognition first" if suffix == ".pdf" else ""
+        raise InputError(f"the file contains no text{scan}")
+    return text
+
+
+def _parse(suffix: str, data: bytes, limits: Limits) -> str:
+    """The text of a document, read by a child process."""
+    given = json.dumps(dataclasses.asdict(limits))
+    command = [sys.executable, "-P", "-m", "dewmark_desk.documents", suffix, given]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=limits.seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the {suffix} file could not be read within {limits.seconds:g} s: paste its text"
+        ) from None
+    if done.returncode == _REJECTED:
+        raise InputError(done.stderr.decode("utf-8", "replace").strip())
+    if done.returncode != 0:
+        raise InputError(f"the {suffix} file is damaged or too complex to read: paste its text")
+    return done.stdout.decode("utf-8", "replace")
 
 
 def too_long(limits: Limits) -> InputError:
@@ -85,24 +137,6 @@ def _is_western(data: bytes) -> bool:
     return high <= _MAX_ACCENTED * len(data.translate(None, b" \t\r\n")) and sequences <= high / 2
 
 
-class _Pieces:
-    """Collected text, up to the limit."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._pieces: list[str] = []
-        self._length = 0
-
-    def add(self, characters: str) -> None:
-        self._length += len(characters)
-        if self._length > 2 * self._limits.characters:  # trailing line breaks are removed later
-            raise too_long(self._limits)
-        self._pieces.append(characters)
-
-    def joined(self) -> str:
-        return "".join(self._pieces).strip("\n")
-
-
 def docx_text(data: bytes, limits: Limits) -> str:
     """The body of a Word document: paragraphs and tables in order, without tracked deletions.
 
@@ -127,14 +161,22 @@ class _XmlReader(abc.ABC):
         self._parser.StartElementHandler = self.start
         self._parser.EndElementHandler = self.end
         self._parser.CharacterDataHandler = self.characters
-        self.pieces = _Pieces(limits)
+        self._pieces: list[str] = []
+        self._length = 0
 
     def feed(self, block: bytes) -> None:
         self._parser.Parse(block, False)
 
     def close(self) -> str:
         self._parser.Parse(b"", True)
-        return self.pieces.joined()
+        return "".join(self._pieces).strip("\n")
+
+    def write(self, characters: str) -> None:
+        """Add text, up to the limit."""
+        self._length += len(characters)
+        if self._length > 2 * self.limits.characters:  # trailing line breaks are removed later
+            raise too_long(self.limits)
+        self._pieces.append(characters)
 
     def _reject_doctype(self, *_: object) -> None:
         raise InputError(
@@ -197,7 +239,7 @@ class _WordReader(_XmlReader):
         elif tag == f"{_WORD}t":
             self._in_text = True
         elif tag in _WORD_BREAKS:
-            self._add(_WORD_BREAKS[tag])
+            self.write(_WORD_BREAKS[tag])
 
     def end(self, tag: str) -> None:
         if tag == _FALLBACK:
@@ -205,15 +247,15 @@ class _WordReader(_XmlReader):
         elif tag == f"{_WORD}t":
             self._in_text = False
         elif tag == f"{_WORD}p":
-            self._add("\n")
+            self.write("\n")
 
     def characters(self, characters: str) -> None:
         if self._in_text:
-            self._add(characters)
+            self.write(characters)
 
-    def _add(self, characters: str) -> None:
+    def write(self, characters: str) -> None:
         if not self._fallbacks:
-            self.pieces.add(characters)
+            super().write(characters)
 
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -248,20 +290,20 @@ class _OpenDocumentReader(_XmlReader):
             self._after_space = True
         elif tag == f"{_TEXT}s":
             count = attributes.get(f"{_TEXT}c", "1")
-            self.pieces.add(
+            self.write(
                 " " * (min(int(count[:9]), 2 * self.limits.characters + 1) if count.isdecimal() else 1)
             )
         elif tag == f"{_TEXT}tab":
-            self.pieces.add("\t")
+            self.write("\t")
         elif tag == f"{_TEXT}line-break":
-            self.pieces.add("\n")
+            self.write("\n")
 
     def end(self, tag: str) -> None:
         if tag in _LEFT_OUT:
             self._left_out -= 1
         elif tag in _PARAGRAPHS and not self._left_out:
             self._paragraphs -= 1
-            self.pieces.add("\n")
+            self.write("\n")
 
     def characters(self, characters: str) -> None:
         if self._left_out or not self._paragraphs:
@@ -271,204 +313,85 @@ class _OpenDocumentReader(_XmlReader):
             text = text.removeprefix(" ")
         if text:
             self._after_space = text.endswith(" ")
-            self.pieces.add(text)
+            self.write(text)
 
 
-_RTF_TOKEN = re.compile(
-    r"\\(?P<word>[a-zA-Z]{1,32})(?P<number>-?\d{1,10})? ?"
-    r"|\\'(?P<hex>[0-9a-fA-F]{2})"
-    r"|\\(?P<symbol>[^a-zA-Z])"
-    r"|(?P<brace>[{}])"
-    r"|(?P<plain>[^\\{}\r\n]+)"
-    r"|[\r\n]+|\\",
-    re.DOTALL,
-)
-_RTF_CHARACTERS = {
-    "par": "\n", "line": "\n", "sect": "\n", "page": "\n", "row": "\n", "cell": "\t", "tab": "\t",
-    "emdash": "—", "endash": "–", "emspace": "\u2003", "enspace": "\u2002", "bullet": "•",
-    "lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”",
-}  # fmt: skip
-_RTF_SYMBOLS = {
-    "~": "\u00a0",
-    "_": "\u2011",
-    "{": "{",
-    "}": "}",
-    "\\": "\\",
-    "\n": "\n",
-    "\r": "\n",
-    "\t": "\t",
+def _pdf(data: bytes, limits: Limits) -> str:
+    """The text of a PDF, as paragraphs."""
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    reader = pypdf.PdfReader(io.BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise InputError("the .pdf file is protected by a password: paste its text")
+    if len(reader.pages) > limits.pages:
+        raise InputError(f"the .pdf file has more than {limits.pages:,} pages: paste the relevant part")
+    lines: list[str] = []
+    written = 0
+    for page in reader.pages:
+        text = page.extract_text().strip("\n")
+        written += len(text)
+        if written > 2 * limits.characters:
+            raise too_long(limits)
+        lines += text.split("\n")
+    return _reflow(lines)
+
+
+def _reflow(lines: list[str]) -> str:
+    """Join the lines of a page layout into paragraphs, because the mark is in running text.
+
+    A line of about the usual width continues in the next one; words hyphenated there are joined.
+    """
+    lines = [line.strip() for line in lines]
+    lengths = sorted(len(line) for line in lines if line)
+    width = lengths[int(0.9 * len(lengths))] if lengths else 0
+    parts: list[str] = []
+    for line in lines:
+        last = parts[-1] if parts else ""
+        goes_on = bool(last) and bool(line) and len(last) >= _FULL_LINE * width
+        if goes_on and last.endswith("-") and last[-2:-1].isalpha() and line[0].islower():
+            parts[-1] = last[:-1]
+            parts.append(line)
+        elif goes_on:
+            wide = unicodedata.east_asian_width(last[-1]) in "WF" and line[0] > "\u2e7f"
+            parts += ["" if wide else " ", line]
+        else:
+            parts += ["\n", line]
+    text = "".join(parts).strip("\n")
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {
+    ".pdf": _pdf,
+    ".docx": docx_text,
+    ".odt": odt_text,
 }
-_RTF_LEFT_OUT = {
-    "annotation", "colortbl", "datafield", "fldinst", "footer", "footerf", "footerl", "footerr", "footnote",
-    "header", "headerf", "headerl", "headerr", "info", "listtext", "object", "pict", "pntext", "stylesheet",
-    "tc", "xe",
-}  # fmt: skip
-_RTF_CODE_PAGES = {"ansi": "cp1252", "mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
-_RTF_CHARSETS = {
-    77: "mac_roman", 128: "cp932", 129: "cp949", 134: "gbk", 136: "big5", 161: "cp1253", 162: "cp1254",
-    163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250",
-}  # fmt: skip
+SUFFIXES = (".txt", ".md", *_DOCUMENTS)
 
 
-class _RtfState:
-    """What a group inherits from the group around it."""
+def _child(suffix: str, limits: Limits) -> int:
+    """The child process: read a document from stdin, write its text to stdout.
 
-    __slots__ = ("fallback", "font", "fonts", "hidden", "skip")
+    It limits its own CPU time and memory. Exit code 3 comes with a message for the user on stderr.
+    """
+    import resource
 
-    def __init__(self) -> None:
-        self.skip = self.fonts = self.hidden = False
-        self.font = 0
-        self.fallback = 1  # characters that stand for a \u in old programs
-
-    def copy(self) -> _RtfState:
-        made = _RtfState()
-        for name in self.__slots__:
-            setattr(made, name, getattr(self, name))
-        return made
-
-
-def rtf_text(data: bytes, limits: Limits) -> str:
-    """The body of a Rich Text file, without headers, notes, hidden and deleted text."""
-    if not data.lstrip().startswith(b"{\\rtf"):
-        raise InputError("the file is not a .rtf document, or it is damaged")
-    return _RtfReader(limits).read(data.decode("latin-1"))
-
-
-class _RtfReader:
-    def __init__(self, limits: Limits) -> None:
-        self._pieces = _Pieces(limits)
-        self._code_page = "cp1252"
-        self._fonts: dict[int, str] = {}  # code pages
-        self._state = _RtfState()
-        self._bytes = bytearray()  # of \'hh, decoded together because a character may have two
-        self._units: list[int] = []  # UTF-16, because \u gives surrogates one by one
-        self._to_skip = 0  # fallback characters after a \u
-        self._starts = False  # whether a group has just begun
-
-    def read(self, source: str) -> str:
-        around: list[_RtfState] = []
-        at = 0
-        while (found := _RTF_TOKEN.match(source, at)) is not None:
-            at = found.end()
-            if (brace := found["brace"]) is not None:
-                self._flush()
-                self._to_skip = 0
-                if brace == "{":
-                    around.append(self._state)
-                    if len(around) > _MAX_DEPTH:
-                        raise InputError("the .rtf file is nested too deeply: paste its text")
-                    self._state = self._state.copy()
-                    self._starts = True
-                    continue
-                if not around:
-                    break
-                self._state = around.pop()
-                if not around:
-                    break  # the document ends with its group
-            elif (word := found["word"]) is not None:
-                number = None if found["number"] is None else int(found["number"])
-                if word == "bin":
-                    at += max(0, number or 0)
-                else:
-                    self._control(word, number)
-            elif found["hex"] is not None:
-                self._byte(int(found["hex"], 16))
-            elif (symbol := found["symbol"]) is not None:
-                if symbol == "*":
-                    self._state.skip = self._state.skip or self._starts
-                elif symbol in _RTF_SYMBOLS:
-                    self._write(_RTF_SYMBOLS[symbol])
-            elif (plain := found["plain"]) is not None:
-                self._plain(plain)
-            self._starts = False
-        self._flush()
-        return self._pieces.joined()
-
-    def _control(self, word: str, number: int | None) -> None:
-        state = self._state
-        if word in _RTF_LEFT_OUT and self._starts:
-            state.skip = True
-        elif word == "fonttbl":
-            state.fonts = state.skip = True
-        elif word == "fcharset" and state.fonts:
-            self._fonts[state.font] = _RTF_CHARSETS.get(number or 0, "")
-        elif word in ("f", "deff"):
-            self._flush()
-            state.font = number or 0
-        elif word in _RTF_CODE_PAGES:
-            self._code_page = _RTF_CODE_PAGES[word]
-        elif word == "ansicpg":
-            self._code_page = _known_code_page(number) or self._code_page
-        elif word == "uc":
-            state.fallback = min(max(0, number or 0), 10)
-        elif word == "u":
-            self._unit((number or 0) & 0xFFFF)
-        elif word in ("v", "deleted"):
-            self._flush()
-            state.hidden = number != 0
-        elif word == "plain":
-            self._flush()
-            state.hidden = False
-        elif word in _RTF_CHARACTERS:
-            self._write(_RTF_CHARACTERS[word])
-
-    def _unit(self, unit: int) -> None:
-        self._decode_bytes()
-        if not self._silent():
-            self._units.append(unit)
-        self._to_skip = self._state.fallback
-
-    def _byte(self, byte: int) -> None:
-        if self._to_skip:
-            self._to_skip -= 1
-        elif not self._silent():
-            self._decode_units()
-            self._bytes.append(byte)
-
-    def _plain(self, text: str) -> None:
-        dropped = min(self._to_skip, len(text))
-        self._to_skip -= dropped
-        self._bytes_or_text(text[dropped:])
-
-    def _bytes_or_text(self, text: str) -> None:
-        if not text or self._silent():
-            return
-        if text.isascii() and not self._bytes:
-            self._flush()
-            self._pieces.add(text)
-        else:  # the second byte of a character may be written as a letter
-            self._decode_units()
-            self._bytes += text.encode("latin-1")
-
-    def _write(self, characters: str) -> None:
-        self._flush()
-        self._to_skip = 0
-        if not self._silent():
-            self._pieces.add(characters)
-
-    def _silent(self) -> bool:
-        return self._state.skip or self._state.hidden
-
-    def _flush(self) -> None:
-        self._decode_bytes()
-        self._decode_units()
-
-    def _decode_bytes(self) -> None:
-        if self._bytes:
-            code_page = self._fonts.get(self._state.font) or self._code_page
-            text, self._bytes = bytes(self._bytes).decode(code_page, "replace"), bytearray()
-            self._pieces.add(text)
-
-    def _decode_units(self) -> None:
-        if self._units:
-            data = b"".join(unit.to_bytes(2, "little") for unit in self._units)
-            self._units = []
-            self._pieces.add(data.decode("utf-16-le", "replace"))
-
-
-def _known_code_page(number: int | None) -> str | None:
-    name = {65001: "utf-8", 10000: "mac_roman"}.get(number or 0, f"cp{number}")
+    os.nice(_NICENESS)
+    seconds = max(1, round(limits.seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
-        return codecs.lookup(name).name
-    except LookupError:
-        return None
+        text = _DOCUMENTS[suffix](sys.stdin.buffer.read(), limits)
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REJECTED
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_child(sys.argv[1], Limits(**json.loads(sys.argv[2]))))

@@ -22,6 +22,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from dewmark.capabilities import for_member
 from dewmark.decoding import CHAT_DECODING, Decoding
@@ -216,6 +218,32 @@ class TextGenerator:
         if isinstance(tokenizer, HFTokenizer):
             return len(tokenizer.encode_prompts([prompt])[0])
         return len(tokenizer.encode([prompt])[0].ids)
+
+    def log_row(self, stream: TextStream, *, request_id: str) -> dict[str, Any]:
+        """Which parts of a text were marked, and why others were not: spans of characters, no text.
+
+        Whoever has the text and the prompt can compute the same spans (``dewmark policy explain``), so the
+        log can be checked.
+        """
+        request, policy, text = stream.request, self.policy, stream.text
+        bound = self.writers[request.tenant]
+        member_of = getattr(bound, "member_of", None)
+        spans = policy.spans(text, request.prompt) if policy is not None and request.marked else []
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "request": request_id,
+            "tenant": request.tenant,
+            "policy": None if policy is None else policy.version,
+            "key_fingerprint": bound.fingerprint,
+            "scheme": bound.scheme.name,
+            "member": member_of(request.seed) if member_of is not None and request.marked else None,
+            "payload": request.payload,
+            "marked": request.marked,
+            "exempt": request.exempt,
+            "tokens": stream.tokens,
+            "characters": len(text),
+            "spans": [[each.start, each.end, each.reason] for each in spans],
+        }
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[TextStream]:
         """Queue checked requests; call it in the event loop that reads the streams."""

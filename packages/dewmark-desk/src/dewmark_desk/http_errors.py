@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from dewmark.errors import DewmarkError, StorageError
+from dewmark_desk.api_tokens import Rejected
 from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.jobs import TooManyJobs
 
@@ -68,67 +69,64 @@ def error_body(status: int, code: str, message: str, request_id: str) -> dict[st
 
 def add_handlers(app: FastAPI) -> None:
     """Turn every exception that a route may raise into an error response."""
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(DewmarkError, _library_error)
-    app.add_exception_handler(Overloaded, _overloaded)
-    app.add_exception_handler(TooManyJobs, _too_many_jobs)
-    app.add_exception_handler(sa.exc.SQLAlchemyError, _store_error)
-    app.add_exception_handler(StorageError, _store_error)
+    for kind in (
+        HTTPException,
+        RequestValidationError,
+        DewmarkError,
+        Overloaded,
+        Rejected,
+        TooManyJobs,
+        sa.exc.SQLAlchemyError,
+    ):
+        app.add_exception_handler(kind, _handle)
 
 
-def _response(request: Request, error: ApiError) -> Response:
-    body = error_body(error.status_code, error.code, error.detail, request.state.request_id)
-    return JSONResponse(body, error.status_code, error.headers)
+async def _handle(request: Request, error: Exception) -> Response:
+    made = api_error(error)
+    body = error_body(made.status_code, made.code, made.detail, request.state.request_id)
+    return JSONResponse(body, made.status_code, made.headers)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if not isinstance(error, ApiError):
-        status = error.status_code
-        sentence = _SENTENCES.get(status, HTTPStatus(status).phrase.lower())
-        headers = dict(error.headers or {})
-        error = ApiError(status, _CODES.get(status, "bad_request"), sentence, headers=headers)
-    return _response(request, error)
+def api_error(error: Exception) -> ApiError:
+    """The response to an exception; what is not the request's fault is logged."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            status = error.status_code
+            sentence = _SENTENCES.get(status, HTTPStatus(status).phrase.lower())
+            code = _CODES.get(status, "bad_request")
+            return ApiError(status, code, sentence, headers=dict(error.headers or {}))
+        case RequestValidationError():
+            return _invalid_request(error)
+        case Overloaded():
+            return overloaded(error.wait)
+        case Rejected() if error.texts:
+            more = "1 more text" if error.texts == 1 else f"{error.texts} more texts"
+            return ApiError(403, "budget_spent", f"the token's budget does not cover {more}")
+        case Rejected():
+            message = "the token's rate limit is reached; try again later"
+            return ApiError(429, "too_many_requests", message, wait=error.wait)
+        case TooManyJobs() if error.own:
+            message = "this token has too many open jobs: wait for one to finish, or delete one"
+            return ApiError(429, "too_many_requests", message, wait=30.0)
+        case TooManyJobs():
+            return overloaded(30.0, "too many jobs are waiting")
+        case StorageError() | sa.exc.SQLAlchemyError():
+            _log.error("the store is unavailable", exc_info=error)
+            return overloaded(2.0, "the store is unavailable")
+        case ValueError():  # the request is at fault: `InputError`, `ConfigError`
+            return ApiError(422, "invalid_request", str(error))
+    _log.error("a request failed", exc_info=error)
+    return ApiError(500, "internal", INTERNAL)
 
 
-async def _invalid_request(request: Request, error: Exception) -> Response:
-    """Report the first error without quoting the request."""
-    assert isinstance(error, RequestValidationError)
+def _invalid_request(error: RequestValidationError) -> ApiError:
+    """The first error, without quoting the request."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _response(request, ApiError(400, "bad_request", "the body is not valid JSON"))
+        return ApiError(400, "bad_request", "the body is not valid JSON")
     where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
     message = str(first["msg"]).removeprefix("Value error, ")
     printable = where.encode("ascii", "replace").decode()[:80]  # the sender chose the field's name
-    return _response(request, ApiError(422, "invalid_request", f"{printable}: {message}"))
-
-
-async def _library_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, ValueError):  # the request is at fault: `InputError`, `ConfigError`
-        return _response(request, ApiError(422, "invalid_request", str(error)))
-    _log.error("a request failed", exc_info=error)
-    return _response(request, ApiError(500, "internal", INTERNAL))
-
-
-async def _overloaded(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Overloaded)
-    return _response(request, overloaded(error.wait))
-
-
-async def _too_many_jobs(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TooManyJobs)
-    if error.own:
-        message = "this token has too many open jobs: wait for one to finish, or delete one"
-        return _response(request, ApiError(429, "too_many_requests", message, wait=30.0))
-    return _response(request, overloaded(30.0, "too many jobs are waiting"))
-
-
-async def _store_error(request: Request, error: Exception) -> Response:
-    return _response(request, store_unavailable(error))
-
-
-def store_unavailable(error: Exception) -> ApiError:
-    """A 503 response; what happened is logged."""
-    _log.error("the store is unavailable", exc_info=error)
-    return overloaded(2.0, "the store is unavailable")
+    return ApiError(422, "invalid_request", f"{printable}: {message}")

@@ -17,7 +17,6 @@ from dewmark.scheme import for_languages, reader_name
 from dewmark.stats.audit import audit
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.text.languages import LanguagePolicy
-from dewmark.translation import translate_back
 from dewmark.types import Verdict
 from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk import verdicts
@@ -98,6 +97,7 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
+            score = prepare(job, tenants)
             how = _examination(job, tenants)
             empty, page = (seconds_of(Query("x" * size), how) for size in (1, 1001))
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
@@ -110,7 +110,7 @@ class JobRunner:
                 cost = sum(seconds_of(Query(item.text, item.prompt), how) for item in chunk)
                 with self._jobs.keeping(job):
                     scored = (self._reading if how.has_reader else self._slow).run_job(
-                        prepare(chunk, job, tenants), chunk, owner=job.owner, cost=cost
+                        score, chunk, owner=job.owner, cost=cost
                     )
                 if not self._jobs.record(job, scored):
                     return
@@ -130,38 +130,25 @@ class JobRunner:
             raise InputError("a tenant of this job is no longer served: submit the job again")
         return [self._tenants[id_] for id_ in ids]
 
-    def _score(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
-        texts = [item.text for item in chunk]
-        anywhere = for_languages(
-            tenants[0].bound, LanguagePolicy(every=True)
-        )  # an audit is what a language needs
+    def _score(self, job: Job, tenants: Sequence[Tenant]) -> Scoring:
+        # an audit is what a language needs
+        anywhere = for_languages(tenants[0].bound, LanguagePolicy(every=True))
 
         def score(some: Sequence[Item]) -> list[Scored]:
-            found = anywhere.detect_batch(
-                texts, prompts=[item.prompt for item in some], fpr=DEFAULT_FPR, test=job.test
-            )
+            texts, prompts = [item.text for item in some], [item.prompt for item in some]
+            found = anywhere.detect_batch(texts, prompts=prompts, fpr=DEFAULT_FPR, test=job.test)
             return [
-                Scored(
-                    item.number,
-                    each.tokens_scored,
-                    each.p_value if each.verdict.conclusive else None,
-                )
+                Scored(item.number, each.tokens_scored, each.p_value if each.verdict.conclusive else None)
                 for item, each in zip(some, found, strict=True)
             ]
 
         return score
 
-    def _detect(self, chunk: Sequence[Item], job: Job, tenants: Sequence[Tenant]) -> Scoring:
-        """What judges the texts; they are translated here, in the job's own thread, where nobody waits."""
+    def _detect(self, job: Job, tenants: Sequence[Tenant]) -> Scoring:
         how = _examination(job, tenants)
-        english: list[str | None] = [None] * len(chunk)
-        if job.settings.get("translate_back", False):
-            english = translate_back([item.text for item in chunk])
 
         def score(some: Sequence[Item]) -> list[Scored]:
-            queries = [
-                Query(item.text, item.prompt, english=back) for item, back in zip(some, english, strict=True)
-            ]
+            queries = [Query(item.text, item.prompt) for item in some]
             found = [answer.said for answer in verdicts.detect(queries, how)]
             if self._query_log is not None:
                 self._query_log.write(
@@ -215,7 +202,6 @@ class JobRunner:
         return {
             "fpr": fpr,
             "keys": job.settings["keys"],
-            "translate_back": job.settings.get("translate_back", False),
             "texts": job.total,
             "marked": sum(value <= fpr for value in p),
             "without_verdict": job.total - len(p),

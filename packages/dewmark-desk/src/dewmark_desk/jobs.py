@@ -4,9 +4,6 @@ A worker leases a job and renews the lease while it works. If it dies, the lease
 expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
 lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
 
-A caller may name a request (``idempotency``): the same request under the same name is one job, however often
-it is sent.
-
 Boundary: rows; `job_runner` does the work.
 """
 
@@ -22,10 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
-from dewmark.errors import ConfigError
-from dewmark_desk.reports.detection_report import timestamp
+from dewmark_desk.detection_report import timestamp
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as words
 
@@ -46,23 +41,14 @@ class TooManyJobs(Exception):  # noqa: N818 - a state, not a fault
 
 
 @dataclass(frozen=True, slots=True)
-class JobText:
-    """A text for a new job; ``name`` is the caller's id of it."""
+class Item:
+    """One text of a job; ``name`` is the caller's id of it."""
 
+    number: int
     text: str = field(repr=False)
     prompt: str | None = field(default=None, repr=False)
     language: str = ""
     name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One text of a job."""
-
-    number: int
-    text: str = field(repr=False)
-    prompt: str | None = field(repr=False)
-    language: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +59,6 @@ class Scored:
     length: int
     p_value: float | None
     result: dict[str, Any] | None = None
-    name: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for a batch of detections."""
-        return {"number": self.number, "id": self.name, **(self.result or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +79,6 @@ class Job:
     error: str | None
     result: str | None
     options: str
-    request: str | None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -135,11 +115,9 @@ class Jobs:
         kind: str = AUDIT,
         tenant: str,
         test: str | None,
-        texts: Sequence[JobText],
+        texts: Sequence[Item],
         left_out: int = 0,
         options: Mapping[str, Any] | None = None,
-        idempotency: str | None = None,
-        request: str | None = None,
         owner_limit: int,
         limit: int,
     ) -> Job:
@@ -165,34 +143,17 @@ class Jobs:
                 "leased_until": 0.0,
                 "attempts": 0,
                 "options": json.dumps(dict(options or {})),
-                "idempotency": idempotency,
-                "request": request,
             }
             connection.execute(sa.insert(jobs).values(row))
-            connection.execute(
-                sa.insert(items),
-                [
-                    {
-                        "job": id_,
-                        "number": number,
-                        "language": _storable(each.language),
-                        "name": _storable(each.name),
-                    }
-                    for number, each in enumerate(texts)
-                ],
-            )
-            connection.execute(
-                sa.insert(words),
-                [
-                    {
-                        "job": id_,
-                        "number": number,
-                        "text": _storable(each.text),
-                        "prompt": _storable(each.prompt),
-                    }
-                    for number, each in enumerate(texts)
-                ],
-            )
+            for table, names in ((items, ("language", "name")), (words, ("text", "prompt"))):
+                connection.execute(
+                    sa.insert(table),
+                    [
+                        {"job": id_, "number": each.number}
+                        | {name: _storable(getattr(each, name)) for name in names}
+                        for each in texts
+                    ],
+                )
         found = self.get(id_)
         assert found is not None  # just written
         return found
@@ -202,17 +163,6 @@ class Jobs:
         with self._store.read() as connection:
             row = connection.execute(sa.select(jobs).where(jobs.c.id == id_)).first()
         return None if row is None else _job(row)
-
-    def repeated(self, owner: str, idempotency: str, request: str) -> Job | None:
-        """The owner's job of this name; raises `ConfigError` if that was another request."""
-        chosen = sa.select(jobs).where(jobs.c.owner == owner, jobs.c.idempotency == idempotency)
-        with self._store.read() as connection:
-            row = connection.execute(chosen).first()
-        if row is None:
-            return None
-        if row.request != request:
-            raise ConfigError("Idempotency-Key: another request had this key; use a new one")
-        return _job(row)
 
     def of(self, owner: str | None, *, after: Job | None = None, limit: int = 50) -> list[Job]:
         """The jobs of an owner, or of all, newest first, from the one that follows ``after``."""
@@ -306,16 +256,14 @@ class Jobs:
                     attempts=1,  # the job makes progress, so it did not kill its workers
                 )
             ).rowcount
-            first = self._first(connection, job, scored) if mine else {}
             for one in scored if mine else ():
-                kept = {name: value for name, value in (one.result or {}).items() if value != first.get(name)}
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
                     .values(
                         length=one.length,
                         p_value=one.p_value,
-                        result=None if one.result is None else json.dumps(kept, ensure_ascii=False),
+                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
                     )
                 )
                 connection.execute(
@@ -353,29 +301,14 @@ class Jobs:
             ).all()
         return [(row.language, Scored(row.number, row.length, row.p_value)) for row in rows]
 
-    def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[Scored]:
-        """The results of a batch of detections, in order, from the text that follows number ``after``."""
+    def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[dict[str, Any]]:
+        """The results of a batch as JSON values, in order, from the text that follows number ``after``."""
         chosen = sa.select(items).where(
             items.c.job == job.id, items.c.number > after, items.c.length.is_not(None)
         )
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
-            first = self._first(connection, job, ())
-        return [
-            Scored(row.number, row.length, row.p_value, {**first, **json.loads(row.result or "{}")}, row.name)
-            for row in rows
-        ]
-
-    def _first(self, connection: Connection, job: Job, scored: Sequence[Scored]) -> dict[str, Any]:
-        """The first result of a job, which is kept whole; of the others what differs from it."""
-        options = json.loads(
-            connection.execute(sa.select(jobs.c.options).where(jobs.c.id == job.id)).scalar() or "{}"
-        )
-        if "first" not in options and scored:
-            options["first"] = scored[0].result or {}
-            changed = sa.update(jobs).where(jobs.c.id == job.id)
-            connection.execute(changed.values(options=json.dumps(options, ensure_ascii=False)))
-        return dict(options.get("first", {}))
+        return [{"number": row.number, "id": row.name, **json.loads(row.result or "{}")} for row in rows]
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""

@@ -25,9 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dewmark.errors import StorageError
 from dewmark_desk.admission import bounds_of
 from dewmark_desk.api_tokens import OPEN, Caller
-from dewmark_desk.http_errors import INTERNAL, ApiError, error_body, overloaded, store_unavailable
-from dewmark_desk.monitoring import log_request
-from dewmark_desk.service import Service, allowance
+from dewmark_desk.http_errors import INTERNAL, ApiError, api_error, error_body, overloaded
+from dewmark_desk.service import Service
 from dewmark_desk.settings import is_loopback
 
 _log = logging.getLogger("dewmark_desk")
@@ -77,16 +76,12 @@ class AccessMiddleware:
         state["request_id"] = request_id
         body = _Body(receive, bounds_of(scope["path"], self._service.settings).body, self._service)
         status = 0
-        allowance.set(None)
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                found = MutableHeaders(scope=message)
-                self._add_headers(found, scope["path"], request_id)
-                if (left := allowance.get()) is not None:
-                    found.update(left.headers())
+                self._add_headers(MutableHeaders(scope=message), scope["path"], request_id)
             await send(message)
 
         try:
@@ -94,7 +89,7 @@ class AccessMiddleware:
                 try:
                     state["caller"] = await self._caller(scope["path"], headers)
                 except (sa.exc.SQLAlchemyError, StorageError) as error:
-                    raise store_unavailable(error) from None
+                    raise api_error(error) from None
                 if scope["method"] not in _SAFE:
                     self._check_site(headers, state["caller"])
                 _check_length(headers, body.limit)
@@ -156,16 +151,18 @@ class AccessMiddleware:
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
         metrics.waiting.set(sum(pool.waiting for pool in self._service.pools))
-        log_request(
-            request_id=request_id,
-            method=method,
-            route=route,
-            status=status,
-            seconds=seconds,
-            received=received,
-            token=caller.id if caller and not self._service.settings.zero_retention else "",
-            marked=scope["state"].get("marked"),
-        )
+        fields = {
+            "request_id": request_id,
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(1000.0 * seconds, 1),
+            "bytes_in": received,
+            "token": caller.id if caller and not self._service.settings.zero_retention else "",
+        }
+        if (marked := scope["state"].get("marked")) is not None:  # of a generated text
+            fields["marked"] = marked
+        _log.info("request", extra={"fields": fields})
 
 
 class _Body:

@@ -29,8 +29,6 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _BURST, _LINES_PER_SECOND = 1000.0, 100.0  # of one kind; more requests than that are counted in metrics
 _KINDS = 1000
 
-_log = logging.getLogger("dewmark_desk")
-
 
 class JsonLines(logging.Formatter):
     """Formats a log record as JSON, with only the fields below and the record's ``fields``."""
@@ -100,32 +98,7 @@ def set_up_logging() -> None:
         logger.propagate = False
         logger.setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").disabled = True  # it logs whole URLs; see `log_request`
-
-
-def log_request(
-    *,
-    request_id: str,
-    method: str,
-    route: str,
-    status: int,
-    seconds: float,
-    received: int,
-    token: str,
-    marked: bool | None = None,
-) -> None:
-    """Log one answered request; ``marked`` says whether a generated text carries a mark."""
-    fields = {
-        "request_id": request_id,
-        "method": method,
-        "route": route,
-        "status": status,
-        "ms": round(1000.0 * seconds, 1),
-        "bytes_in": received,
-        "token": token,
-        **({} if marked is None else {"marked": marked}),
-    }
-    _log.info("request", extra={"fields": fields})
+    logging.getLogger("uvicorn.access").disabled = True  # it logs whole URLs; see `middleware`
 
 
 class Metrics:

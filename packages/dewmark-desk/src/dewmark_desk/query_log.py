@@ -8,8 +8,7 @@ in the same store, the log reveals no text, not even to guessing. Rows expire.
 **Sketches.** A text's *shingles* are its runs of three words. Every shingle is hashed under a secret key, and
 for each of 60 ways to order the hashes the smallest one is kept (MinHash). Two texts agree in a place with
 probability J, the Jaccard similarity of their sets of shingles, so the share of equal places estimates J with
-a standard error of at most 0.065. Places are joined to 20 *bands* of three, and texts that share a band are
-candidates: 93% of the pairs with J = 0.5, and 0.25% of those with J = 0.05.
+a standard error of at most 0.065. A search compares the sketches of all rows, page by page.
 """
 
 from __future__ import annotations
@@ -29,33 +28,16 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from dewmark.errors import ConfigError
-from dewmark_desk.store import Store, bands, queries
+from dewmark_desk.store import Store, queries
 
-BANDS, _ROWS = 20, 3
-PLACES = BANDS * _ROWS
+PLACES = 60
 _SHINGLE = 3  # words
 _LONGEST = 65_536  # characters that are read
 # Scripts without spaces between words: each of their characters counts as a word.
 _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u9fff]+")
-
 _INVISIBLE = regex.compile(r"[\p{Cf}\p{Mn}]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """The smallest hashes of a text (`PLACES` of 32 bits), and its bands."""
-
-    places: tuple[int, ...]
-    bands: tuple[str, ...]
-
-    def to_hex(self) -> str:
-        """The places in 8 hexadecimal digits each."""
-        return "".join(f"{place:08x}" for place in self.places)
-
-    def similarity(self, stored: str) -> float:
-        """The estimated similarity to the text of a `to_hex` string."""
-        same = sum(place == int(stored[8 * i : 8 * i + 8], 16) for i, place in enumerate(self.places))
-        return same / len(self.places)
+_KEY = "query-log"
+_PAGE = 10_000  # rows that a search or an export reads at a time
 
 
 class Sketcher:
@@ -69,41 +51,32 @@ class Sketcher:
         self._factors = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._terms = rng.integers(0, 1 << 63, size=PLACES, dtype=np.uint64)
 
-    def __call__(self, text: str) -> Sketch:
-        """The sketch of a text."""
-        hashes = self._hashes(shingles(text))
-        places = (self._factors[:, None] * hashes[None, :] + self._terms[:, None]) >> np.uint64(32)
-        smallest = tuple(int(place) for place in places.min(axis=1))
-        bands = tuple(
-            self._band(number, smallest[number * _ROWS : (number + 1) * _ROWS]) for number in range(BANDS)
-        )
-        return Sketch(smallest, bands)
-
-    def _hashes(self, found: Sequence[str]) -> NDArray[np.uint64]:
+    def __call__(self, text: str) -> bytes:
+        """The smallest hashes of a text, 32 bits each."""
         digests = b"".join(
             hashlib.blake2b(each.encode("utf-8", "surrogatepass"), key=self._key, digest_size=8).digest()
-            for each in found
+            for each in shingles(text)
         )
-        return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
-
-    def _band(self, number: int, places: Sequence[int]) -> str:
-        value = f"{number}:{','.join(map(str, places))}".encode()
-        return hashlib.blake2b(value, key=self._key, digest_size=8).hexdigest()
+        hashes = np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+        places = (self._factors[:, None] * hashes[None, :] + self._terms[:, None]) >> np.uint64(32)
+        return bytes(places.min(axis=1).astype("<u4"))
 
 
-def shingles(text: str, size: int = _SHINGLE) -> list[str]:
-    """The distinct runs of ``size`` words, in any order; a shorter text is one run.
+def similarities(sketch: bytes, others: Sequence[bytes]) -> NDArray[np.float64]:
+    """The estimated similarities (N,) of a text to the texts of other sketches."""
+    places = np.frombuffer(b"".join(others), dtype="<u4").reshape(-1, PLACES)
+    return np.asarray((places == np.frombuffer(sketch, dtype="<u4")).mean(axis=1))
+
+
+def shingles(text: str) -> list[str]:
+    """The distinct runs of words, in any order; a shorter text is one run.
 
     Accents and invisible characters are left out: they would hide that a text is the same.
     """
     bare = _INVISIBLE.sub("", unicodedata.normalize("NFKD", text[:_LONGEST]))
     words = _WORD.findall(unicodedata.normalize("NFKC", bare).casefold())
-    runs = {" ".join(words[i : i + size]) for i in range(len(words) - size + 1)}
+    runs = {" ".join(words[i : i + _SHINGLE]) for i in range(len(words) - _SHINGLE + 1)}
     return sorted(runs) or [" ".join(words)]
-
-
-_KEY = "query-log"
-_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +118,6 @@ class QueryLog:
     ) -> None:
         """Write one row per text."""
         now = self._clock()
-        sketches = [self._sketch(text) for text in texts]
         rows = [
             {
                 "time": now,
@@ -153,70 +125,54 @@ class QueryLog:
                 "token": token,
                 "endpoint": endpoint,
                 "digest": self.digest(text),
-                "sketch": sketch.to_hex(),
+                "sketch": self._sketch(text),
                 "characters": len(text),
                 "tenant": answer["tenant"] or "",
                 "verdict": answer["verdict"],
             }
-            for text, sketch, answer in zip(texts, sketches, answers, strict=True)
+            for text, answer in zip(texts, answers, strict=True)
         ]
-        if not rows:
-            return
-        with self._store.write() as connection:
-            numbers = connection.execute(
-                sa.insert(queries).returning(queries.c.number, sort_by_parameter_order=True), rows
-            ).scalars()
-            connection.execute(
-                sa.insert(bands),
-                [
-                    {"query": number, "band": band}
-                    for number, sketch in zip(numbers, sketches, strict=True)
-                    for band in dict.fromkeys(sketch.bands)
-                ],
-            )
+        if rows:
+            with self._store.write() as connection:
+                connection.execute(sa.insert(queries), rows)
 
     def like(self, text: str, *, least: float = 0.5, limit: int = 1000) -> list[Logged]:
         """Queries about texts of at least this similarity, the latest first."""
         if not 0.0 < least <= 1.0:
             raise ConfigError(f"similarity must lie in (0, 1], got {least:g}")
         sketch, digest = self._sketch(text), self.digest(text)
-        candidates = sa.select(bands.c.query).where(bands.c.band.in_(sketch.bands))
-        chosen = sa.select(queries).where(
-            sa.or_(queries.c.digest == digest, queries.c.number.in_(candidates))
-        )
-        with self._store.read() as connection:
-            rows = connection.execute(chosen.order_by(queries.c.number.desc())).all()
-        found = [_logged(row, 1.0 if row.digest == digest else sketch.similarity(row.sketch)) for row in rows]
-        return [each for each in found if (each.similarity or 0.0) >= least][:limit]
+        found: list[Logged] = []
+        for rows in self._pages():
+            shares = similarities(sketch, [row.sketch for row in rows])
+            for row, share in zip(rows, shares.tolist(), strict=True):
+                share = 1.0 if row.digest == digest else share
+                if share >= least:
+                    found.append(_logged(row, share))
+        return found[: -limit - 1 : -1]
 
-    def page(
-        self, *, after: int = 0, limit: int = _PAGE, since: float = 0.0, until: float | None = None
-    ) -> list[Logged]:
-        """The next rows after a row's number, oldest first."""
-        chosen = sa.select(queries).where(queries.c.number > after, queries.c.time >= since)
-        if until is not None:
-            chosen = chosen.where(queries.c.time < until)
-        with self._store.read() as connection:
-            rows = connection.execute(chosen.order_by(queries.c.number).limit(limit)).all()
-        return [_logged(row) for row in rows]
-
-    def export(self, *, since: float = 0.0, until: float | None = None) -> Iterator[Logged]:
+    def export(self) -> Iterator[Logged]:
         """All rows, oldest first."""
+        for rows in self._pages():
+            yield from map(_logged, rows)
+
+    def _pages(self) -> Iterator[Sequence[Any]]:
         after = 0
-        while rows := self.page(after=after, since=since, until=until):
-            yield from rows
+        while True:
+            chosen = sa.select(queries).where(queries.c.number > after).order_by(queries.c.number)
+            with self._store.read() as connection:
+                rows = connection.execute(chosen.limit(_PAGE)).all()
+            if not rows:
+                return
+            yield rows
             after = rows[-1].number
 
     def expire(self, *, days: float) -> int:
         """Delete the rows that are older, for good; returns their number."""
         if not days >= 0.0:
             raise ConfigError(f"days must be at least 0, got {days:g}")
-        old = queries.c.time < self._clock() - 86_400.0 * days
         with self._store.write() as connection:
-            connection.execute(
-                sa.delete(bands).where(bands.c.query.in_(sa.select(queries.c.number).where(old)))
-            )
-            gone = connection.execute(sa.delete(queries).where(old)).rowcount
+            old = sa.delete(queries).where(queries.c.time < self._clock() - 86_400.0 * days)
+            gone = connection.execute(old).rowcount
         if gone:
             self._store.forget_deleted()
         return int(gone)

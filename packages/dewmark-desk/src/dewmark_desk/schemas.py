@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dewmark.types import ForgeryTest, Looks
+
 MAX_TEXTS = 1_000  # a service may allow fewer: `Settings.texts` and `Settings.audit_texts`
 MAX_AUDIT_TEXTS = 100_000
 
@@ -17,6 +19,7 @@ VerdictName = Literal["marked", "not_marked", "too_short", "unsupported_language
 Passages = Field(
     False, description="Also search for marked passages; the verdict pays for it with a fifth of the level."
 )
+Read = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
 Tenants = Annotated[list[TenantId], Field(min_length=1, max_length=1000, fail_fast=True)]
@@ -39,17 +42,7 @@ class DetectRequest(_Request):
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
     passages: bool = Passages
-    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
-
-
-class LocateRequest(_Request):
-    """A text to search for marked passages."""
-
-    text: str
-    prompt: str | None = None
-    tenant: TenantId | None = None
-    fpr: Share | None = Field(None, description="False-positive rate of the verdict and of all passages.")
-    tokens: bool = False
+    read: bool = Read
 
 
 class AuditText(_Request):
@@ -85,10 +78,7 @@ class BatchRequest(_Request):
     fpr: Share | None = None
     test: TestName | None = None
     passages: bool = Passages
-    read: bool = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
-    translate_back: bool = Field(
-        False, description="Also judge texts in other languages after translating them into English."
-    )
+    read: bool = Read
 
 
 class ReportRequest(_Request):
@@ -118,11 +108,12 @@ class VerifyRequest(_Request):
     text: str | None = Field(None, max_length=1_000_000)
 
 
-class SearchRequest(_Request):
-    """A text to look for in the query log."""
+class RewriteRequest(_Request):
+    """A text to mark, and the share of its words that may change."""
 
-    text: str = Field(max_length=1_000_000)
-    similarity: float = Field(0.5, gt=0.0, le=1.0, description="The least similarity, 1 for the same words.")
+    text: str
+    tenant: TenantId | None = Field(None, description="Default: the token's only tenant.")
+    budget: float = Field(0.1, gt=0.0, le=0.5)
 
 
 class ErrorDetail(BaseModel):
@@ -205,14 +196,6 @@ class CoverageResult(BaseModel):
     passages: list[PassageResult]
 
 
-class LooksResult(BaseModel):
-    """Everything that the verdict pays for."""
-
-    keys: int
-    attempts: int
-    passages: bool
-
-
 class FoundShare(BaseModel):
     """How many of 100 marked texts of this effective length are found, as measured on texts of ``host``.
 
@@ -225,20 +208,6 @@ class FoundShare(BaseModel):
     texts: int
     own: bool
     language: str | None
-
-
-class ForgeryResult(BaseModel):
-    """Whether the key's holder marked the text, or perhaps somebody who learned the mark from texts.
-
-    ``p_tail`` is the p-value of the part of the mark that a forger learns last, and ``p_alike`` the share of
-    genuine texts in which it falls behind the other part (``z_head``) as far as here.
-    """
-
-    attributable: bool
-    z_head: float
-    z_tail: float
-    p_tail: float
-    p_alike: float
 
 
 class ManifestResult(BaseModel):
@@ -261,7 +230,7 @@ class Result(BaseModel):
     p_value: float | None
     p_value_of_key: float | None
     keys: int | None
-    looks: LooksResult | None
+    looks: Looks | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
     manifest: ManifestResult | None = Field(None, description="If the text has one, or roots are given.")
     n_hypotheses: int | None = Field(
@@ -271,7 +240,7 @@ class Result(BaseModel):
     payload: int | None = Field(description="The message that the text carries, if clear.")
     payload_confidence: float | None
     epoch: str | None = Field(description="The epoch of the key that marked the text, if clear.")
-    forgery: ForgeryResult | None = Field(description="If the text is marked and this was tested.")
+    forgery: ForgeryTest | None = Field(description="If the text is marked and this was tested.")
     tenant: str | None
     one_in: str
     sentence: str
@@ -295,7 +264,6 @@ class Result(BaseModel):
     level_of_whole: float | None = Field(description="The level for the whole text under each single key.")
     power: FoundShare | None = Field(description="Only for texts that are not marked.")
     characters: int
-    translated_back: bool = Field(description="Whether the translation into English decided.")
     rounded: bool = Field(description="Whether the numbers were left out: a public token sees verdicts only.")
     tokens: list[Token] | None
     per_tenant: list[TenantResult] | None
@@ -307,18 +275,6 @@ class DetectResponse(BaseModel):
 
     request_id: str
     results: list[Result]
-
-
-class LocateResponse(BaseModel):
-    """The marked passages of a text, and the verdict on the whole text."""
-
-    request_id: str
-    tenant: str
-    passages: list[PassageResult]
-    share: float
-    fpr: float
-    sentence: str
-    detection: Result
 
 
 class JobState(BaseModel):
@@ -355,7 +311,6 @@ class BatchResult(Result):
 
     number: int
     id: str | None
-    translated_back: bool = Field(description="Whether the verdict is that of the English translation.")
 
 
 class ResultList(BaseModel):
@@ -395,26 +350,21 @@ class VerifyResponse(BaseModel):
     text_matches: bool | None
 
 
-class LoggedQuery(BaseModel):
-    """A row of the query log."""
+class Change(BaseModel):
+    """Characters [start, end) of the text, which read ``old``, would become ``new``."""
 
-    number: int
-    time: str
-    request: str
-    token: str
-    endpoint: str
-    characters: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+
+class RewriteResponse(BaseModel):
+    """The changes, the most valuable first; they do not overlap."""
+
+    request_id: str
     tenant: str
-    verdict: str
-    digest: str
-    similarity: float | None
-
-
-class QueryList(BaseModel):
-    """Rows of the query log; ``next`` is the cursor of the next page."""
-
-    queries: list[LoggedQuery]
-    next: int | None
+    changes: list[Change]
 
 
 class ExtractResponse(BaseModel):

@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
@@ -16,7 +15,7 @@ import anyio
 import sqlalchemy as sa
 
 from dewmark_desk.admission import SLICE
-from dewmark_desk.api_tokens import OPEN, Allowance, Caller, Limit, Rejection, Tokens
+from dewmark_desk.api_tokens import OPEN, Caller, Tokens
 from dewmark_desk.fair_pool import FairPool
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.job_runner import JobRunner
@@ -32,9 +31,6 @@ from dewmark_desk.text_manifest import Provider
 
 if TYPE_CHECKING:
     from dewmark_desk.generation import TextGenerator  # which needs torch
-
-allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
-"""What the token of the current request has left, once the request has been counted."""
 
 _CHECK_SECONDS = 1.0  # for which an answer about the store holds
 
@@ -134,11 +130,8 @@ class Service:
         return await anyio.to_thread.run_sync(function, *arguments)
 
     async def check_limits(self, caller: Caller) -> None:
-        """Reject a caller whose rate or budget would not cover one more text."""
-        rejected = await self.in_thread(self.tokens.check, caller)
-        if rejected is not None:
-            allowance.set(await self.in_thread(self.tokens.allowance, caller))
-        self._accept(rejected, texts=1)
+        """Raise `Rejected` if a caller's rate or budget would not cover one more text."""
+        await self.in_thread(self.tokens.check, caller)
 
     @contextlib.asynccontextmanager
     async def charged(
@@ -148,33 +141,13 @@ class Service:
 
         If the block fails, because the service is busy or a text is unusable, the budget gets them back.
         """
-        if not caller.id:
-            yield
-            return
-
-        def spend() -> tuple[Rejection | None, Allowance]:
-            rejected = self.tokens.spend(caller, texts, requests=requests, size=size)
-            return rejected, self.tokens.allowance(caller)
-
-        rejected, left = await self.in_thread(spend)
-        allowance.set(left)
-        self._accept(rejected, texts=texts)
+        await self.in_thread(lambda: self.tokens.spend(caller, texts, requests=requests, size=size))
         try:
             yield
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.in_thread(lambda: self.tokens.refund(caller, texts, size=size))
             raise
-
-    def _accept(self, rejected: Rejection | None, *, texts: int) -> None:
-        if rejected is None:
-            return
-        if rejected.limit is Limit.BUDGET:
-            more = "1 more text" if texts == 1 else f"{texts} more texts"
-            raise ApiError(403, "budget_spent", f"the token's budget does not cover {more}")
-        raise ApiError(
-            429, "too_many_requests", "the token's rate limit is reached; try again later", wait=rejected.wait
-        )
 
     def may_use(self, caller: Caller) -> list[Tenant]:
         """The keys that a caller may use: those of its tenants."""

@@ -75,8 +75,6 @@ class Settings:
     """The host that generates marked text; without it the service only detects."""
     reader: str | None = None
     """The language model that reads the texts; None for that of each detector, ``none`` for no reader."""
-    translate_back: bool = False
-    """Whether batches may ask for texts in other languages to be judged in English, too."""
     device: str = "auto"
     dtype: str = "auto"
 

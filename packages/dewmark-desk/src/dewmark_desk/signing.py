@@ -6,7 +6,7 @@ fields: ``alg`` is always ``EdDSA``, ``kid`` is the RFC 7638 thumbprint of the s
 `verify` is stricter than most, and accepts only the bytes that `SigningKey.sign` would have written.
 
 A signing key is an unencrypted PKCS #8 PEM file with mode 0600. Public keys are JWK files or JWK sets.
-Boundary: bytes and signatures; `dewmark.reports` decides what documents say.
+Boundary: bytes and signatures; `detection_report` and `compliance` decide what documents say.
 """
 
 from __future__ import annotations
@@ -85,10 +85,6 @@ class VerifyingKey:
         with atomic_write(path) as stream:
             stream.write(json.dumps(self.to_jwk(), indent=1).encode() + b"\n")
 
-    def accepts(self, message: bytes, signature: bytes) -> bool:
-        """Whether a signature is this key's."""
-        return _EDDSA.verify(message, signature, self._key)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VerifyingKey) and self.id == other.id
 
@@ -146,10 +142,6 @@ class SigningKey:
         """A document as compact JWS."""
         header = {"alg": _EDDSA.name, "kid": self.public.id, "typ": _TYPE.format(kind=kind)}
         return jws.serialize_compact(header, canonical_json(payload), self._key, registry=_REGISTRY)
-
-    def sign_bytes(self, message: bytes) -> bytes:
-        """The 64-byte signature of a message."""
-        return _EDDSA.sign(message, self._key)
 
     def __repr__(self) -> str:
         return f"SigningKey(public={self.public.id!r})"

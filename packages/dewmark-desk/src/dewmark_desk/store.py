@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from dewmark.errors import ConfigError, StorageError
 
-VERSION = 6  # of the schema: whoever changes a table counts on
+VERSION = 7  # of the schema: whoever changes a table counts on
 _LOCK = 0x6465776D  # of PostgreSQL's advisory lock; any number that nobody else uses
 _IDENTITY, _CHECKED = "identity", "checked"
 _CHECKPOINT_PAUSES = (0.0, 0.02, 0.1, 0.5)  # seconds before each attempt
@@ -70,9 +70,6 @@ jobs = sa.Table(
     sa.Column("result", sa.Text),
     sa.Column("kind", sa.String(10), nullable=False, server_default="audit"),
     sa.Column("options", sa.Text, nullable=False, server_default="{}"),  # JSON
-    sa.Column("idempotency", sa.String(64)),  # the caller's own name for this request
-    sa.Column("request", sa.String(64)),  # SHA-256 of the request that had this name
-    sa.Index("dewmark_jobs_idempotency", "owner", "idempotency", unique=True),
     sa.Index("dewmark_jobs_finished", "finished"),
 )
 
@@ -111,16 +108,7 @@ queries = sa.Table(
     sa.Column("characters", sa.Integer, nullable=False),
     sa.Column("tenant", sa.Text, nullable=False),
     sa.Column("verdict", sa.String(32), nullable=False),
-    sa.Column("sketch", sa.String(480), nullable=False, server_default=""),
-)
-
-bands = sa.Table(
-    "dewmark_query_bands",  # finds similar texts in the query log
-    metadata,
-    sa.Column(
-        "query", sa.Integer, sa.ForeignKey("dewmark_queries.number", ondelete="CASCADE"), primary_key=True
-    ),
-    sa.Column("band", sa.String(16), primary_key=True, index=True),
+    sa.Column("sketch", sa.LargeBinary, nullable=False),  # finds similar texts
 )
 
 asked = sa.Table(

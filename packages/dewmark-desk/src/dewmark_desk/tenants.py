@@ -34,6 +34,7 @@ from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.opening import load_scheme
+from dewmark.prompts import package_file
 from dewmark.scheme import BoundScheme, reader_name
 from dewmark.stats.power import Strength
 from dewmark.watermark import Watermark
@@ -195,6 +196,23 @@ def open_demonstration() -> Tenant:
     """The key of the packaged example under the default scheme. It is public, so its mark shows nothing."""
     key = Key(hashlib.sha256(b"dewmark demonstration").digest())
     return Tenant(DEMONSTRATION, load_scheme(key, host=None, settings={}))
+
+
+@functools.cache
+def example_text() -> str:
+    """A text with the mark of the demonstration key in its second and third of six paragraphs.
+
+    ``python -m tests.desk.compose_example`` composes it again if the default scheme changes, and a test says
+    when that is due.
+    """
+    packaged = resources.files("dewmark_desk") / "data" / "example.txt"
+    return packaged.read_text(encoding="utf-8").strip()
+
+
+@functools.cache
+def unmarked_text() -> str:
+    """A paragraph that is older than any mark."""
+    return package_file("human.txt").read_text(encoding="utf-8").strip().split("\n\n")[0]
 
 
 def open_writers(

@@ -20,7 +20,8 @@ import contextlib
 import io
 import json
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +32,22 @@ from dewmark.manifests import FIELDS
 from dewmark.types import Detection, Verdict
 from dewmark.version import __version__
 
-__all__ = ["Manifest", "Provider", "compared", "open_provider", "read_layers", "read_manifest", "sign_text"]
+__all__ = [
+    "Manifest",
+    "Provider",
+    "SignedAnswers",
+    "compared",
+    "is_read_by_programs",
+    "open_provider",
+    "read_layers",
+    "read_manifest",
+    "sign_text",
+]
 
 _SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 _ALGORITHMS = {"secp256r1": b"es256", "secp384r1": b"es384", "secp521r1": b"es512", "ed25519": b"ed25519"}
 
+Json = dict[str, Any]
 State = Literal["absent", "trusted", "untrusted", "altered", "broken"]
 Layers = Literal[
     "agree",
@@ -256,3 +268,50 @@ def _errors() -> Iterator[None]:
         yield
     except _c2pa().C2paError as error:
         raise ConfigError(f"c2pa refuses the certificate or its key: {error}") from None
+
+
+def is_read_by_programs(request: Json) -> bool:
+    """Whether a request asks for JSON or offers tools: the characters of a manifest would not parse."""
+    named = request.get("response_format") or {}
+    asked = ("tools", "json_schema", "regex", "ebnf", "structured_outputs")
+    return named.get("type", "text") != "text" or any(request.get(name) for name in asked)
+
+
+class SignedAnswers:
+    """Appends what ``manifest`` makes of a text to the texts of one answer of OpenAI's format, or nothing.
+
+    In a stream the manifest is a piece of its own, before the one that says how the choice ended.
+    """
+
+    def __init__(self, manifest: Callable[[str], str] | None) -> None:
+        self._manifest = manifest
+        self._texts: dict[int, str] = defaultdict(str)
+
+    def whole(self, answer: Json) -> Json:
+        """A finished answer, with manifests."""
+        for choice in answer.get("choices", ()):
+            holder, name = (choice["message"], "content") if "message" in choice else (choice, "text")
+            holder[name] = self._signed(holder.get(name))
+        return answer
+
+    def piece(self, chunk: Json) -> Iterator[Json]:
+        """A piece of a streamed answer; what ends a choice comes after its manifest."""
+        for choice in chunk.get("choices", ()):
+            delta, index = choice.get("delta"), choice["index"]
+            said = (choice.get("text") if delta is None else delta.get("content")) or ""
+            self._texts[index] += said
+            if choice.get("finish_reason") is None:
+                continue
+            text = self._texts.pop(index)
+            if appended := (self._signed(text) or "")[len(text) :]:
+                more = said + appended
+                words = {"text": more} if delta is None else {"delta": {**delta, "content": more}}
+                yield {**chunk, "choices": [{**choice, **words, "finish_reason": None}]}
+                ended: Json = {"text": ""} if delta is None else {"delta": {}}
+                choice |= ended
+        yield chunk
+
+    def _signed(self, text: str | None) -> str | None:
+        if self._manifest is None or text is None or not text.strip():
+            return text
+        return text + self._manifest(text)

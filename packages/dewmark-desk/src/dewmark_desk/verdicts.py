@@ -1,7 +1,7 @@
 """Verdicts on texts under one or several tenants' keys, as plain JSON values.
 
 Every verdict comes from `dewmark.passages.judge`, like those of the library and the command: the whole text
-under every key and in every version, at one level for all of it; its passages too, if that is asked for.
+under every key, at one level for all of it; its passages too, if that is asked for.
 
 Callers with the scope ``detect-public`` see the verdict and, for a marked text, whose mark it is; no number
 that depends on a key. Rounded numbers would not do: they can be averaged over many small edits.
@@ -19,44 +19,26 @@ from typing import Any
 
 from dewmark.manifests import layers
 from dewmark.passages import Located, Version, judge
-from dewmark.reports.detection_display import located_sentence, one_in, sentence, technique
+from dewmark.reports.detection_display import one_in, sentence, technique
 from dewmark.scheme import BoundScheme, check_text, reader_name
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import MIN_EFFECTIVE_LENGTH, level_of_whole
-from dewmark_desk.reports.detection_report import names_the_key
+from dewmark_desk.detection_report import names_the_key
 from dewmark_desk.tenants import Tenant
 
-_WITHHELD = (
-    "p_value",
-    "p_value_of_key",
-    "z",
-    "score",
-    "effective_length",
-    "tokens_scored",
-    "carrying",
-    "keys",
-    "looks",
-    "key_fingerprint",
-    "tokens",
-    "n_hypotheses",
-    "member",
-    "payload",
-    "payload_confidence",
-    "epoch",
-    "forgery",
-)  # from public answers
+# What the public is told of a text under a key; all else depends on the key.
+_PUBLIC = ("verdict", "fpr", "test", "scheme", "technique", "reader", "language", "language_known")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A text, its English translation if it has one, and what to tell; ``public`` is the verdict only."""
+    """A text, and what to tell; ``public`` is the verdict only."""
 
     text: str = dataclasses.field(repr=False)
     prompt: str | None = dataclasses.field(default=None, repr=False)
     tokens: bool = False
     public: bool = False
-    english: str | None = dataclasses.field(default=None, repr=False)
 
     def check(self, what: str) -> None:
         """Raise `InputError` unless text and prompt are valid; ``what`` names the text in the message."""
@@ -99,16 +81,15 @@ class Examination:
 
 
 Column = list[Detection]
-"""The results of one key for all versions of all queries."""
+"""The results of one key for all queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said of a text, the tenant whose key fits best, and a sentence on the passages."""
+    """What is said of a text, and the tenant whose key fits best."""
 
     said: dict[str, Any]
     best: Tenant
-    located: str
 
 
 def detect(queries: Sequence[Query], how: Examination) -> list[Answer]:
@@ -118,51 +99,34 @@ def detect(queries: Sequence[Query], how: Examination) -> list[Answer]:
 
 def score(queries: Sequence[Query], how: Examination, keys: Sequence[int]) -> list[Column]:
     """What the detectors of these tenants find, by their numbers."""
-    texts = _versions(queries)
-    prompts = [prompt for _, _, prompt in texts]
-    return [
-        how.bound(key).detect_batch(
-            [text for _, text, _ in texts], prompts=prompts, fpr=how.fpr, test=how.test
-        )
-        for key in keys
-    ]
+    texts, prompts = [query.text for query in queries], [query.prompt for query in queries]
+    return [how.bound(key).detect_batch(texts, prompts=prompts, fpr=how.fpr, test=how.test) for key in keys]
 
 
 def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Column]) -> list[Answer]:
     """One answer per text from what the detectors of all tenants found; passages are searched now."""
-    versions: list[list[Version]] = [[] for _ in queries]
-    for (i, text, prompt), row in zip(_versions(queries), zip(*columns, strict=True), strict=True):
-        versions[i].append(Version(text, prompt, row))
     answers = []
-    for query, some in zip(queries, versions, strict=True):
+    for query, row in zip(queries, zip(*columns, strict=True), strict=True):
         found = judge(
-            some, how.bound, fpr=how.fpr, keys=how.keys, passages=how.passages, explain=not query.public
+            [Version(query.text, query.prompt, row)],
+            how.bound,
+            fpr=how.fpr,
+            keys=how.keys,
+            passages=how.passages,
+            explain=not query.public,
         )
-        answer = _answer(query, how.tenants, some[0].detections, found)
+        answer = _answer(query, how.tenants, row, found)
         tested = [tenant.bound.fingerprint for tenant in how.tenants]
         answer["manifest"] = layers(query.text, found.judged, tested, roots=how.roots)
-        answers.append(Answer(answer, how.tenants[found.index], located_sentence(found)))
+        answers.append(Answer(answer, how.tenants[found.index]))
     return answers
-
-
-def _versions(queries: Sequence[Query]) -> list[tuple[int, str, str | None]]:
-    """(query, text, prompt) of all texts and translations.
-
-    The prompt of a translation is in another language: its context would not fit.
-    """
-    return [
-        (i, text, prompt)
-        for i, query in enumerate(queries)
-        for text, prompt in ((query.text, query.prompt), (query.english, None))
-        if text is not None and text.strip()
-    ]
 
 
 def _answer(
     query: Query, tenants: Sequence[Tenant], detections: Sequence[Detection], found: Located
 ) -> dict[str, Any]:
     tenant = tenants[found.index]
-    answer = _public(found) if query.public else _full(found, tenants, tokens=query.tokens)
+    answer = _public(found, tenants) if query.public else _full(found, tenants, tokens=query.tokens)
     del answer["language_known"]  # part of "language"
     known = not query.public or names_the_key(found.verdict, found.looks.keys)
     return {
@@ -173,7 +137,6 @@ def _answer(
         "power": _power(found, tenant) if known else None,
         "level_of_whole": None if query.public else level_of_whole(found.fpr, found.looks),
         "characters": len(query.text),
-        "translated_back": found.version > 0 and not query.public,
         "rounded": query.public,
         "per_tenant": None
         if query.public or len(tenants) == 1
@@ -222,7 +185,7 @@ def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[st
     shown = found.judged
     answer = {
         "tokens": None,
-        **shown.to_dict(tokens=tokens and found.version == 0),
+        **shown.to_dict(tokens=tokens),
         "p_value_of_key": found.detection.to_dict()["p_value"],
         "keys": found.looks.keys,
         "one_in": one_in(shown.p_value),
@@ -235,13 +198,13 @@ def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[st
     return answer
 
 
-def _public(found: Located) -> dict[str, Any]:
-    shown = dataclasses.replace(found.judged, tokens=(), coverage=None)
+def _public(found: Located, tenants: Sequence[Tenant]) -> dict[str, Any]:
+    answer = _full(found, tenants, tokens=False)
     return {
-        **shown.to_dict(),
-        **dict.fromkeys(_WITHHELD),
+        **dict.fromkeys(answer),
+        **{name: value for name, value in answer.items() if name in _PUBLIC},
         "one_in": "",
-        "sentence": f"{found.verdict.words} at a false-positive rate of {shown.fpr:g}",
+        "sentence": f"{found.verdict.words} at a false-positive rate of {found.fpr:g}",
     }
 
 

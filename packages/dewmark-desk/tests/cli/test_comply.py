@@ -12,7 +12,6 @@ from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
 from dewmark_desk.compliance.measuring import _tasks
-from dewmark_desk.reports.dossier_pages import dossier_pdf
 from dewmark_desk.signing import SigningKey, load_signers, verify
 
 SMALL = (
@@ -101,22 +100,15 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
         "JSON | 66 of 66 | 66 of 66",
         "within",
         "https://p.example",
-        "its own text was not available",
     ):
         assert each in page
-    assert dossier["code"]["measures"][0]["measure"] == "signed metadata"
-    assert "not stated" in dossier["code"]["measures"][0]["left"]
-    pdf = (out / "dossier.pdf").read_bytes()
-    assert pdf.startswith(b"%PDF-")
-    assert pdf == dossier_pdf(plain)
-    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 2
     signpost = json.loads((out / "signpost.json").read_text())
     assert signpost["provider"] == "Acme"
     assert signpost["reports"]["keys"][0]["kid"] == signed.signer
     check = ("report", "verify", out / "dossier.jws", "--signer", tmp_path / "s.jwk")
     fine = run(*check)
     assert fine.code == 0
-    assert fine.out.count("unchanged: ") == 4
+    assert fine.out.count("unchanged: ") == 3
     (out / "dossier.md").write_text(page.replace("of 6", "of 5"), encoding="utf-8")
     assert "not the file that was signed" in run(*check).out
 
@@ -136,25 +128,14 @@ def test_a_stopped_run_continues_and_another_plan_is_refused(
         return written(self, prompts, **options)
 
     monkeypatch.setattr(FakeHost, "complete", stop_after_three)
+    little = ("--chats", 0, "--per-language", 0, "--per-format", 0, "--length", "20", "--texts", 6)
+    arguments = (*arguments, *little, "--batch-size", 2)
     assert run(*arguments).code == 130
     before = (tmp_path / "d" / "rows" / "openings.jsonl").read_bytes()
     monkeypatch.setattr(FakeHost, "complete", written)
     assert run(*arguments).code == 0
     assert (tmp_path / "d" / "rows" / "openings.jsonl").read_bytes() == before
     assert "belongs to another run" in run(*arguments, "--temperature", "0.5").error
-
-
-def test_dry_run_shows_the_work_and_writes_nothing(
-    run: Run, arguments: tuple[object, ...], tmp_path: Path
-) -> None:
-    planned = run(*arguments, "--dry-run", "--json")
-    assert planned.code == 0, planned.err
-    plan = json.loads(planned.out)
-    # 6 openings and 3 chats twice, 2 languages and 3 formats once, 40 tokens each
-    assert plan["tokens"] == (12 + 6 + 2 + 3) * 40
-    assert plan["attacked_texts"] == 12
-    assert not (tmp_path / "d").exists()
-    assert "minutes" in run(*arguments, "--dry-run").out
 
 
 @pytest.mark.parametrize(
@@ -173,10 +154,6 @@ def test_mistakes_are_reported_before_the_host_is_loaded(
     run: Run, arguments: tuple[object, ...], more: tuple[str, ...], message: str
 ) -> None:
     assert message in run(*arguments[: -len(SMALL)], *more).error
-
-
-def test_a_dossier_needs_a_signing_key(run: Run, deployment, key_file: Path, tmp_path: Path) -> None:
-    assert "--signer" in run("comply", "--key", key_file, "--out", tmp_path / "d", *SMALL).error
 
 
 def test_tasks_of_enough_unmarked_answers_are_judged_alone() -> None:

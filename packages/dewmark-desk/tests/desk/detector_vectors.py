@@ -16,7 +16,7 @@ from dewmark import Key
 from dewmark.opening import load_scheme
 from dewmark.text.words import words
 from dewmark_desk.browser_detector import FORMAT
-from dewmark_desk.examples import example_text, unmarked_text
+from dewmark_desk.tenants import example_text, unmarked_text
 
 FILE = Path(__file__).parents[4] / "docs" / "public-detector.vectors.json"
 SECRET = hashlib.sha256(b"dewmark demonstration").digest()  # of the packaged example: nobody's key

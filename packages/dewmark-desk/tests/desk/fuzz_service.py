@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.desk.live import export, marked_text, plain_text
+from tests.desk.test_documents import docx, pdf
 from tests.desk.test_processes import children, served, until
-from tests.desk.test_uploads import docx, pdf
 
 from dewmark_desk.api_tokens import Tokens
 from dewmark_desk.store import Store
@@ -61,12 +61,10 @@ def uploads(random_: random.Random) -> Iterator[tuple[str, bytes]]:
         ("a.docx", docx(f"<w:p><w:r><w:t>{plain_text()}</w:t></w:r></w:p>")),
         ("a.pdf", pdf([["the old bridge"] * 30] * 3)),
         ("a.odt", zipped("content.xml", b"<office:text>the old bridge</office:text>")),
-        ("a.rtf", rb"{\rtf1 the old bridge}"),
     ]
     bombs = [
         ("slow.docx", docx("<w:p><w:r>" + "<w:sym/>" * 3_000_000 + "</w:r></w:p>")),
         ("deep.docx", docx("<w:p>" * 200_000)),
-        ("deep.rtf", b"{\\rtf1 " + b"{" * 500_000),
         ("zeros.odt", zipped("content.xml", b"<a>" + b" " * 20_000_000)),
         ("wide.pdf", pdf([["A" * 5_000_000]])),
         ("letters.txt", b"a" * 8_000_000),
@@ -97,7 +95,7 @@ def bodies(random_: random.Random) -> Iterator[tuple[str, bytes]]:
     wide = json.dumps({"texts": [{"text": "\N{GRINNING FACE}" + "a" * 900_000}] * 14}, ensure_ascii=False)
     texts = json.dumps({"texts": [marked_text() * 30] * 40}).encode()
     some = json.dumps({"texts": [plain_text() * 4] * 30}).encode()
-    long = json.dumps({"text": plain_text() * 40}).encode()
+    long = json.dumps({"text": plain_text() * 40, "passages": True}).encode()
     wide_bytes = wide.encode()
     yield "/v1/detect", some
     while True:
@@ -107,10 +105,10 @@ def bodies(random_: random.Random) -> Iterator[tuple[str, bytes]]:
                 ("/v1/audit", many),
                 ("/v1/audit", objects),
                 ("/v1/audit", wide_bytes),
-                ("/v1/locate", b'{"text":' + b"[" * 100_000),
+                ("/v1/detect", b'{"text":' + b"[" * 100_000),
                 ("/v1/detect", texts),
                 ("/v1/detect", some),
-                ("/v1/locate", long),
+                ("/v1/detect", long),
                 ("/v1/reports/verify", b'{"document": "' + b"a." * 400_000 + b'"}'),
             ]
         )

@@ -82,7 +82,7 @@ def plain_texts(count: int, words: int) -> tuple[str, ...]:
 
 
 def marked_text(seed: int = 1) -> str:
-    return marked_texts(8, 300)[seed]
+    return marked_texts(5, 300)[seed]
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def retired_text() -> str:
 
 
 def plain_text(seed: int = 1) -> str:
-    return plain_texts(8, 300)[seed]
+    return plain_texts(5, 300)[seed]
 
 
 def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, ...]:

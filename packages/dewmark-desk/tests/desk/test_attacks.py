@@ -91,7 +91,7 @@ BODIES = {
     "too many values": ("/v1/detect", b'{"texts": [' + b"1," * 1_500_000 + b"1]}", {413}),
     "deep": ("/v1/detect", b'{"text":' + b"[" * 5_000_000, {413}),
     "an endless string": ("/v1/detect", b'"' + b'\\"' * 4_000_000, {400}),
-    "a level of 0.99": ("/v1/locate", b'{"text": "the old bridge", "fpr": 0.99}', {422}),
+    "a level of 0.99": ("/v1/detect", b'{"text": "the old bridge", "fpr": 0.99}', {422}),
 }
 
 

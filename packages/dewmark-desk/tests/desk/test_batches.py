@@ -1,8 +1,7 @@
-"""Batches of detections: results page by page, named requests, expiry."""
+"""Batches of detections: results page by page, expiry."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 
@@ -12,8 +11,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts
 from tests.desk.test_jobs import ended
 
-from dewmark_desk import job_runner
-from dewmark_desk import jobs as jobs_module
+from dewmark_desk.jobs import Item, Jobs, Scored
 from dewmark_desk.store import Store, items
 from dewmark_desk.store import texts as stored_texts
 
@@ -114,45 +112,6 @@ class TestLists:
         assert client.get("/v1/jobs?limit=0").status_code == 422
 
 
-class TestIdempotency:
-    def test_a_named_request_is_one_job_however_often_it_is_sent(self, client):
-        headers = {**bearer(client, "detect", budget=30), "Idempotency-Key": "monday"}
-        first, again = (client.post("/v1/batches", json=BODY, headers=headers) for _ in range(2))
-        assert (first.status_code, again.status_code) == (202, 202)
-        assert first.json()["job"]["id"] == again.json()["job"]["id"]
-        assert client.service.tokens.all()[0].used == len(TEXTS)
-        other = client.post("/v1/batches", json={"texts": [{"text": PLAIN[0]}]}, headers=headers)
-        assert other.status_code == 422
-        assert "another request had this key" in other.json()["error"]["message"]
-        assert client.post("/v1/audit", json={"texts": BODY["texts"]}, headers=headers).status_code == 422
-
-    def test_names_belong_to_a_token(self, client):
-        made = [
-            client.post(
-                "/v1/batches", json=BODY, headers={**bearer(client, "detect"), "Idempotency-Key": "monday"}
-            )
-            for _ in range(2)
-        ]
-        assert made[0].json()["job"]["id"] != made[1].json()["job"]["id"]
-
-    def test_simultaneous_requests_make_one_job(self, client):
-        headers = {"Idempotency-Key": "now"}
-        found = []
-
-        def post() -> None:
-            found.append(client.post("/v1/batches", json=BODY, headers=headers).json()["job"]["id"])
-
-        threads = [threading.Thread(target=post) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(found)) == 1
-
-    def test_a_bad_name_is_refused(self, client):
-        assert client.post("/v1/batches", json=BODY, headers={"Idempotency-Key": "a b"}).status_code == 422
-
-
 def test_ended_jobs_expire_with_their_results(client, monkeypatch):
     where = client.post("/v1/batches", json=BODY).headers["location"]
     ended(client, where)
@@ -166,50 +125,15 @@ def test_ended_jobs_expire_with_their_results(client, monkeypatch):
         assert connection.execute(sa.select(items)).all() == []
 
 
-class TestBackTranslation:
-    """A translator that knows some texts stands for the neural one."""
-
-    @pytest.fixture
-    def translating(self, open_service, monkeypatch):
-        known = {PLAIN[0]: MARKED[0], MARKED[1]: PLAIN[1], PLAIN[2]: PLAIN[3]}
-        monkeypatch.setattr(job_runner, "translate_back", lambda texts: [known.get(each) for each in texts])
-        return open_service(translate_back=True)
-
-    def results(self, client, texts, **more):
-        body = {"texts": [{"text": text} for text in texts], **more}
-        where = client.post("/v1/batches", json=body).headers["location"]
-        assert ended(client, where)["state"] == "done"
-        return [row for page in pages(client, where) for row in page]
-
-    def test_the_better_version_counts_and_pays_for_both(self, translating):
-        texts = [PLAIN[0], MARKED[1], PLAIN[2], PLAIN[4]]
-        rows = self.results(translating, texts, translate_back=True)
-        assert [row["translated_back"] for row in rows[:2]] == [True, False]
-        assert [row["verdict"] for row in rows] == ["marked", "marked", "not_marked", "not_marked"]
-        assert [row["looks"]["attempts"] for row in rows] == [2, 2, 2, 1]
-        alone = translating.post("/v1/detect", json={"texts": [MARKED[0], MARKED[1]]}).json()["results"]
-        for row, one in zip(rows, alone, strict=False):
-            assert row["p_value"] == pytest.approx(2 * one["p_value"])
-        assert rows[0]["coverage"] is None  # places in a translation are not places in the text
-        assert rows[0]["characters"] == len(PLAIN[0])
-
-    def test_it_is_an_option_of_the_job_and_of_the_service(self, translating, client):
-        (row,) = self.results(translating, [PLAIN[0]])
-        assert (row["verdict"], row["translated_back"], row["looks"]["attempts"]) == ("not_marked", False, 1)
-        refused = client.post("/v1/batches", json={**BODY, "translate_back": True})
-        assert refused.status_code == 422
-        assert "--translate-back" in refused.json()["error"]["message"]
-
-
 def test_a_slow_chunk_keeps_its_job(tmp_path):
-    """A reader or a translator may take longer for a chunk than a lease lasts."""
+    """A reader may take longer for a chunk than a lease lasts."""
     store = Store(f"sqlite:///{tmp_path}/jobs.db")
-    slow, other = (jobs_module.Jobs(store, lease=0.3) for _ in range(2))
-    slow.submit("me", tenant="acme", test=None, texts=[jobs_module.JobText("a")], owner_limit=1, limit=1)
+    slow, other = (Jobs(store, lease=0.3) for _ in range(2))
+    slow.submit("me", tenant="acme", test=None, texts=[Item(0, "a")], owner_limit=1, limit=1)
     job = slow.claim(["acme"])
     with slow.keeping(job):
         time.sleep(0.7)
         assert other.claim(["acme"]) is None
-    assert slow.record(job, [jobs_module.Scored(0, 1, 0.5)])
+    assert slow.record(job, [Scored(0, 1, 0.5)])
     time.sleep(0.4)  # nobody renews it any more, as if the worker had died
     assert other.claim(["acme"]).id == job.id

@@ -19,8 +19,7 @@ from dewmark.errors import ConfigError
 from dewmark.scheme import for_languages
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.text.languages import LanguagePolicy
-from dewmark_desk.examples import unmarked_text
-from dewmark_desk.tenants import Tenant
+from dewmark_desk.tenants import Tenant, unmarked_text
 from dewmark_desk.verdicts import Examination
 
 
@@ -92,9 +91,6 @@ class TestDetect:
         assert found["verdict"] == "unsupported_language"
         assert "in Greek, which this detector does not know" in found["sentence"]
         assert found["leaves_no_room"]  # the tiny host reads no Greek: more of it would not help
-        located = client.post("/v1/locate", json={"text": greek * 20}).json()
-        assert located["passages"] == []
-        assert located["detection"]["verdict"] == "unsupported_language"
         service.tenants["acme"] = Tenant(
             "acme", for_languages(bound("acme"), LanguagePolicy(known=frozenset({"el"})))
         )
@@ -129,8 +125,8 @@ class TestTenants:
         (found,) = results(client.post("/v1/detect", json={"text": text}))
         only = {"text": text, "tenants": [found["tenant"]]}
         (again,) = results(client.post("/v1/detect", json=only))
-        located = client.post("/v1/locate", json={"text": text, "tenant": found["tenant"]}).json()
-        assert found["p_value"] == again["p_value"] < located["detection"]["p_value"]
+        (located,) = results(client.post("/v1/detect", json={**only, "passages": True}))
+        assert found["p_value"] == again["p_value"] < located["p_value"]
         head = bearer(client, "detect", tenants=["beta"])
         (own,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
         assert own["keys"] == 1
@@ -214,46 +210,35 @@ class TestPublic:
 
     def test_public_tokens_may_not_search_for_the_threshold(self, client):
         head = bearer(client, "detect-public")
-        for choice in ({"fpr": 0.02}, {"test": "key"}, {"tokens": True}, {"tenants": ["acme"]}):
+        choices = (
+            {"fpr": 0.02},
+            {"test": "key"},
+            {"tokens": True},
+            {"tenants": ["acme"]},
+            {"passages": True},
+        )
+        for choice in choices:
             assert client.post("/v1/detect", json={"text": "a", **choice}, headers=head).status_code == 403
-        assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 403
         assert client.post("/v1/audit", json={"texts": [{"text": "a"}]}, headers=head).status_code == 403
         assert client.get("/v1/whoami", headers=head).json()["tenants"] == []
 
 
-class TestLocate:
+class TestPassages:
     def test_marked_half_is_found(self, client):
         plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
-        response = client.post("/v1/locate", json={"text": plain + marked, "tokens": True})
-        assert response.status_code == 200
-        found = response.json()
-        (passage,) = found["passages"]
+        body = {"text": plain + marked, "tokens": True, "passages": True}
+        (found,) = results(client.post("/v1/detect", json=body))
+        (passage,) = found["coverage"]["passages"]
         # boundaries are accurate to a few tokens, of 5 characters each here
         assert abs(passage["start"] - len(plain)) < 200
         assert passage["end"] > len(plain + marked) - 200
         assert passage["text"] == (plain + marked)[passage["start"] : passage["end"]]
-        assert found["tenant"] == "acme"
-        assert len(found["detection"]["tokens"]) == 300
-        assert found["fpr"] == found["detection"]["fpr"] == 0.01
-        assert passage["tenant"] == "acme"
-        coverage = found["detection"]["coverage"]
-        assert (coverage["extent"], coverage["passages"]) == ("part", found["passages"])
+        assert found["tenant"] == passage["tenant"] == "acme"
+        assert (len(found["tokens"]), found["coverage"]["extent"]) == (300, "part")
 
     def test_nothing_is_found_in_unmarked_text(self, client):
-        found = client.post("/v1/locate", json={"text": plain_text()}).json()
-        assert (found["passages"], found["share"]) == ([], 0.0)
-
-    def test_detect_and_locate_never_contradict_each_other(self, open_service):
-        client = open_service(tenants=("acme", "beta"))
-        parts = [marked_texts(1, 150)[0][:400], *plain_texts(6, 150)]
-        for text in (*parts, parts[1] + parts[0] + parts[2], marked_text(), "the old bridge"):
-            for fpr in (0.01, 0.05):
-                body = {"text": text, "fpr": fpr, "tokens": True}
-                (whole,) = results(client.post("/v1/detect", json={**body, "passages": True}))
-                found = client.post("/v1/locate", json=body).json()
-                assert found["detection"] == whole
-                assert found["tenant"] == whole["tenant"]
-                assert whole["verdict"] == "marked" or not found["passages"]
+        (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "passages": True}))
+        assert (found["verdict"], found["coverage"]) == ("not_marked", None)
 
 
 class TestExtract:

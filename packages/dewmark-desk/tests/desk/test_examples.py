@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 
 import pytest
 from tests.desk.compose_example import composed
 from tests.desk.conftest import bearer
-from tests.desk.live import plain_text
+from tests.desk.live import bound, plain_text
 
+from dewmark.errors import ArtifactError
+from dewmark.stats.power import Strength
 from dewmark.types import Detection, Verdict
-from dewmark_desk.examples import example_text, unmarked_text
-from dewmark_desk.tenants import open_demonstration
+from dewmark_desk.tenants import MeasuredPower, example_text, open_demonstration, read_power, unmarked_text
 
 NOTHING = Detection(Verdict.NOT_MARKED, 1.0, 0.0, 0.0, 50.0, 50, "key", 0.01, "dew", "f0")
-LIKED = {
-    "stone",
-    "harbour",
-    "stands",
-    "beneath",
-    "rocky",
-    "cliff",
-    "boats",
-    "sailors",
-    "nets",
-    "bell",
-    "mayor",
-}
+LIKED = {"stone", "harbour", "stands", "beneath", "rocky", "cliff", "boats", "sailors", "nets", "mayor"}
 
 
 def likes(texts: Sequence[str]) -> list[Detection]:
@@ -80,9 +70,6 @@ def test_example_needs_the_scope_detect(client):
 
 
 def test_unmarked_text_gets_the_measured_power(open_service):
-    from dewmark.stats.power import Strength
-    from dewmark_desk.tenants import MeasuredPower
-
     client = open_service(tenants=("acme", "beta"))
     strength = Strength(0.15, 0.0, 40)
     for id_, tenant in client.service.tenants.items():
@@ -105,20 +92,13 @@ def test_unmarked_text_gets_the_measured_power(open_service):
 
 
 def test_packaged_example_fits_the_default_scheme():
-    bound = open_demonstration().bound
-    found = [bound.detect(each).z for each in example_text().split("\n\n")]
+    detector = open_demonstration().bound
+    found = [detector.detect(each).z for each in example_text().split("\n\n")]
     assert min(found[1:3]) > 4.0  # if this fails: python -m tests.desk.compose_example
-    assert bound.detect(example_text()).is_marked
+    assert detector.detect(example_text()).is_marked
 
 
 def test_power_is_read_from_the_detectors_folder(tmp_path):
-    import json
-
-    from tests.desk.live import bound
-
-    from dewmark.errors import ArtifactError
-    from dewmark_desk.tenants import read_power
-
     detector = bound("acme")
     assert read_power(detector) is None  # the package measured other settings
     measured = {"scheme": "dew-paper", "config": detector.scheme.to_dict(), "host": "ours"}

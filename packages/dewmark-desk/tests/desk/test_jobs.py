@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts
 
-from dewmark_desk.jobs import ATTEMPTS, Jobs, JobText, Scored, TooManyJobs
+from dewmark_desk.jobs import ATTEMPTS, Item, Jobs, Scored, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
 TEXTS = plain_texts(24, 60)
@@ -32,8 +32,7 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
         owner,
         tenant="acme",
         test=None,
-        texts=[JobText(f"text {i}", None, "en") for i in range(5)],
-        left_out=0,
+        texts=[Item(i, f"text {i}", None, "en") for i in range(5)],
         **{"owner_limit": 4, "limit": 8, **limits},
     )
 
@@ -170,7 +169,7 @@ class TestAudit:
     def test_next_service_continues_the_jobs_of_a_stopped_one(self, tmp_path, open_service):
         first = make_service(tmp_path)
         job = first.jobs.submit(
-            "", tenant="acme", test=None, texts=[JobText(text, None, "en") for text in TEXTS],
+            "", tenant="acme", test=None, texts=[Item(i, each) for i, each in enumerate(TEXTS)],
             owner_limit=9, limit=9,
         )  # fmt: skip
         taken = first.jobs.claim(["acme"])
@@ -184,7 +183,8 @@ class TestAudit:
 def test_a_chunk_holds_few_large_texts(store):
     """A worker that loaded 16 texts of a megabyte at once would hold them all in memory."""
     jobs = Jobs(store, lease=10.0)
-    large = [JobText("a" * 600), JobText("b" * 600), JobText("c" * 100), JobText("d" * 5000)]
+    sizes = {"a": 600, "b": 600, "c": 100, "d": 5000}
+    large = [Item(i, letter * size) for i, (letter, size) in enumerate(sizes.items())]
     jobs.submit("me", tenant="acme", test=None, texts=large, owner_limit=1, limit=1)
     job = jobs.claim(["acme"])
     chunks = []

@@ -17,9 +17,8 @@ from tests.desk.test_text_manifest import two_providers
 from dewmark import Key, Watermark
 from dewmark.cli.app import main
 from dewmark.manifests import MANIFESTS
-from dewmark_desk.examples import example_text
-from dewmark_desk.signed_answers import SignedAnswers, is_read_by_programs
-from dewmark_desk.text_manifest import read_manifest
+from dewmark_desk.tenants import example_text
+from dewmark_desk.text_manifest import SignedAnswers, is_read_by_programs, read_manifest
 
 pytest.importorskip("c2pa")
 
@@ -54,16 +53,8 @@ def test_the_command_signs_and_reads_both_layers(us, files, tmp_path, capsys, mo
     monkeypatch.setattr("dewmark.hosts.host_info", lambda *_, **__: host().info)
     key = tmp_path / "my.key"
     Key(bytes(range(32))).save(key)
-    wrote = [
-        "generate",
-        "--key",
-        str(key),
-        "--prompt",
-        "the old bridge",
-        "--continue",
-        "--max-new-tokens",
-        "60",
-    ]
+    wrote = ["generate", "--key", str(key), "--prompt", "the old bridge", "--continue"]
+    wrote += ["--max-new-tokens", "20"]
     assert main([*wrote, "--certificate", files[0], "--certificate-key", files[1], "-q"]) == 0
     text = tmp_path / "text.txt"
     text.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -102,7 +93,7 @@ def test_without_the_companion_a_manifest_is_named_and_not_read(us, tmp_path, ca
 class TestService:
     def test_answers_carry_a_manifest(self, open_service, us, files):
         client = open_service(generates=True, certificate=files, roots=str(us[1]))
-        made = client.post("/v1/completions", json={**ASKED, "max_tokens": 300}).json()
+        made = client.post("/v1/completions", json={**ASKED, "max_tokens": 150}).json()
         text = made["choices"][0]["text"]
         found = read_manifest(text, roots=us[1])
         assert (found.state, found.fingerprint) == ("trusted", bound("acme").fingerprint)

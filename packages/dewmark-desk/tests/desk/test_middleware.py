@@ -15,14 +15,13 @@ from dewmark_desk import routes as serve_routes
 from dewmark_desk import verdicts
 from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.monitoring import JsonLines
-from dewmark_desk.routes.guarded_route import GuardedRoute
+from dewmark_desk.routes.dependencies import GuardedRoute
 from dewmark_desk.schemas import DetectRequest
 from dewmark_desk.verdicts import Query
 
 SECRET = "a sentence that nobody but its writer may ever see again"
 ROUTES = [
     ("POST", "/v1/detect"),
-    ("POST", "/v1/locate"),
     ("POST", "/v1/audit"),
     ("POST", "/v1/extract"),
     ("GET", "/v1/jobs"),
@@ -93,7 +92,6 @@ class TestTokens:
         assert left() == 9
         monkeypatch.setattr(client.service.fast, "run", busy)
         assert client.post("/v1/detect", json={"texts": ["a", "b"]}, headers=head).status_code == 503
-        assert client.post("/v1/locate", json={"text": "a"}, headers=head).status_code == 503
         assert left() == 9
 
     def test_metrics_need_a_token_behind_a_proxy(self, client):
@@ -172,7 +170,7 @@ class TestExpensiveBodies:
         for path, body in (
             ("/v1/detect", MANY),
             ("/v1/audit", b'{"texts":[' + b"{}," * 300_000 + b"{}]}"),
-            ("/v1/locate", b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+            ("/v1/detect", b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
         ):
             refused = client.post(path, content=body, headers=head)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values"), path

@@ -123,18 +123,18 @@ def rows(log: Path) -> list[dict]:
 
 
 def test_stop_finishes_accepted_requests(detector, tmp_path):
-    text = marked_text() * 12  # a search that takes seconds
+    body = {"text": marked_text() * 12, "passages": True}  # a search that takes seconds
     with served(detector, tmp_path) as (url, process, _):
         answers: list[httpx.Response] = []
         client = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/locate", json={"text": text}, timeout=60))
+            target=lambda: answers.append(httpx.post(f"{url}/v1/detect", json=body, timeout=60))
         )
         client.start()
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         client.join()
-    assert answers[0].json()["detection"]["verdict"] == "marked"
+    assert answers[0].json()["results"][0]["verdict"] == "marked"
 
 
 def test_workers_share_metrics_and_tables(detector, tmp_path):

@@ -10,8 +10,6 @@ import io
 import json
 import quopri
 import unicodedata
-from importlib import resources
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
@@ -19,14 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from fpdf import FPDF
-from pypdf import PdfReader
 
 from dewmark import Key
 from dewmark.errors import ConfigError
 from dewmark.opening import load_scheme
 from dewmark.types import Verdict
-from dewmark_desk.examples import example_text, unmarked_text
+from dewmark_desk.tenants import example_text, unmarked_text
 from dewmark_desk.text_manifest import Provider, compared, read_manifest, sign_text
 
 c2pa = pytest.importorskip("c2pa")
@@ -131,17 +127,6 @@ def test_the_field_s_own_tools_verify_it(signed):
         assert reader.get_validation_state() == "Valid"
 
 
-def in_pdf(text):
-    """The text of a PDF that shows it."""
-    page = FPDF()
-    page.add_page()
-    fonts = Path(str(resources.files("font_source_sans_pro"))) / "files"
-    page.add_font("sans", fname=fonts / "SourceSansPro-Regular.ttf")
-    page.set_font("sans", size=11)
-    page.multi_cell(0, text=text)
-    return "\n".join(each.extract_text() for each in PdfReader(io.BytesIO(bytes(page.output()))).pages)
-
-
 SURVIVES = {
     "NFC": lambda text: unicodedata.normalize("NFC", text),
     "NFKC": lambda text: unicodedata.normalize("NFKC", text),
@@ -158,7 +143,6 @@ LOST = {
     "a byte order mark removed": lambda text: text.replace("\ufeff", ""),
     "ASCII": lambda text: text.encode("ascii", "ignore").decode(),
     "Windows-1252": lambda text: text.encode("cp1252", "ignore").decode("cp1252"),
-    "a PDF": in_pdf,
 }
 ALTERED = {
     "Markdown quoting": lambda text: "> " + text.replace("\n", "\n> "),

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from dewmark.batch.inputs import Document
     from dewmark.hosts.base import ChatFormat
-    from dewmark_desk.compliance.plan import DossierPlan
-
-_TOKENS_PER_SECOND = {"cpu": 40.0, "cuda": 1000.0}  # of a small host, marked; for the estimate only
 
 
 def comply(
@@ -30,8 +27,8 @@ def comply(
         Path, typer.Option(metavar="DIR", help="Write the dossier here; a stopped run is resumed.")
     ],
     signer: Annotated[
-        Path | None, typer.Option(metavar="FILE.pem", help="Sign it with this key (dewmark report key).")
-    ] = None,
+        Path, typer.Option(metavar="FILE.pem", help="Sign it with this key (dewmark report key).")
+    ],
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -90,29 +87,26 @@ def comply(
     batch_size: options.BatchSize = 16,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be measured, and write nothing.")
-    ] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure a deployment and write a signed dossier: Markdown, PDF, JSON, and a signpost to publish.
+    """Measure a deployment and write a signed dossier: Markdown, JSON, and a signpost to publish.
 
     It writes marked and unmarked texts with the host, by length, language and entropy; attacks them; scores
     unmarked texts under this key; compares quality; and says what is not covered.
     """
     from dewmark.batch import Negatives
+    from dewmark.decoding import Decoding
     from dewmark.hosts import load_host
     from dewmark.opening import DEFAULT_HOST
-    from dewmark_desk.compliance.layers import read_given
-    from dewmark_desk.compliance.measuring import check_attacks, measure
-    from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, DossierPlan
+    from dewmark_desk.compliance.dossier import build_dossier, read_given
+    from dewmark_desk.compliance.measuring import DEFAULT_ATTACKS, DossierPlan, check_attacks, measure
+    from dewmark_desk.detection_report import timestamp
     from dewmark_desk.signing import SigningKey
+    from dewmark_desk.signpost import signpost
 
     options.check_marks(scheme)
-    secret, signing = options.load_key(key), None if signer is None else SigningKey.load(signer)
-    if signing is None and not dry_run:
-        raise ConfigError("a dossier is signed: give --signer FILE.pem (make one with: dewmark report key)")
+    secret, signing = options.load_key(key), SigningKey.load(signer)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file: name a folder")
     name = host or DEFAULT_HOST
@@ -124,7 +118,7 @@ def comply(
         languages=tuple(part.strip() for part in languages.split(",") if part.strip()),
         lengths=tuple(options.numbers(length, int, option="--length")),
         levels=tuple(reversed(options.numbers(fpr, float, option="--fpr"))),
-        decoding=_decoding(temperature, top_p, top_k),
+        decoding=Decoding(temperature=temperature, top_p=top_p, top_k=top_k),
         attacks=tuple(attack) if attack else DEFAULT_ATTACKS,
         seed=seed,
         batch_size=batch_size,
@@ -134,10 +128,6 @@ def comply(
     read_given(None, **files, public_page=public_page)  # report mistakes before the host is loaded
     unmarked = Negatives([*Negatives.packaged().documents, *_own_texts(negatives or ())])
     chat = _chat_format(name)
-    if dry_run:
-        _describe(plan, chat, len(unmarked.documents), device=device, json_=json_)
-        return
-    assert signing is not None  # checked above
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
             secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
@@ -153,10 +143,6 @@ def comply(
             judge=judging,
             progress=progress,
         )
-    from dewmark_desk.compliance.dossier import build_dossier
-    from dewmark_desk.reports.detection_report import timestamp
-    from dewmark_desk.reports.signpost import signpost
-
     bound = watermark.scheme
     access = signpost(
         [bound.scheme],
@@ -180,18 +166,12 @@ def comply(
         given=given,
     )
     _save(out, dossier, access, signing)
-    say(f"wrote {out / 'dossier.md'}, .pdf, .json and .jws, and {out / 'signpost.json'}", quiet=quiet)
+    say(f"wrote {out / 'dossier.md'}, .json and .jws, and {out / 'signpost.json'}", quiet=quiet)
     false = dossier["findings"]["false_positives"]
     if json_:
         emit({"out": str(out), "signer": signing.public.id, "audit": false["outcome"], **dossier["findings"]})
     else:
         write(f"{false['sentence']}\n")
-
-
-def _decoding(temperature: float, top_p: float, top_k: int) -> Any:  # noqa: ANN401 - a Decoding, loaded late
-    from dewmark.decoding import Decoding
-
-    return Decoding(temperature=temperature, top_p=top_p, top_k=top_k)
 
 
 def _own_texts(files: Sequence[str]) -> list[Document]:
@@ -214,40 +194,14 @@ def _chat_format(name: str) -> ChatFormat | None:
         return None
 
 
-def _describe(plan: DossierPlan, chat: ChatFormat | None, unmarked: int, *, device: str, json_: bool) -> None:
-    stages = plan.stages(chat)
-    tokens = sum(stage.tokens for stage in stages)
-    speed = _TOKENS_PER_SECOND["cuda" if device.startswith("cuda") else "cpu"]
-    rows = [{"stage": stage.name, "texts": len(stage.prompts), "tokens": stage.tokens} for stage in stages]
-    summary = {
-        "stages": rows,
-        "attacks": list(plan.attacks),
-        "attacked_texts": len(plan.attacks) * plan.openings,
-        "unmarked_texts": unmarked,
-        "tokens": tokens,
-        "minutes": round(tokens / speed / 60.0, 1),
-    }
-    if json_:
-        emit(summary)
-        return
-    for row in rows:
-        write(f"{row['stage']:<20} {row['texts']:>4} texts, up to {row['tokens']:>7,} tokens\n")
-    write(f"{'attacks':<20} {summary['attacked_texts']:>4} texts: {', '.join(plan.attacks)}\n")
-    write(f"{'unmarked':<20} {unmarked:>4} texts to score\n")
-    write(
-        f"about {summary['minutes']:g} minutes for a host of 135M parameters at {speed:g} tokens per second\n"
-    )
-
-
 def _save(out: Path, dossier: dict[str, Any], access: dict[str, Any], signing: Any) -> None:  # noqa: ANN401
     """Write the pages, and sign the figures together with the pages' hashes."""
     from dewmark import storage
-    from dewmark_desk.reports.dossier_pages import DOSSIER, dossier_markdown, dossier_pdf
+    from dewmark_desk.compliance.dossier_pages import DOSSIER, dossier_markdown
 
     files = {
         "dossier.json": (json.dumps(dossier, indent=1, ensure_ascii=False) + "\n").encode(),
         "dossier.md": dossier_markdown(dossier).encode(),
-        "dossier.pdf": dossier_pdf(dossier),
         "signpost.json": (json.dumps(access, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     for name, data in files.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,19 +10,12 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import emit, say, write
-from dewmark.errors import ConfigError
-from dewmark_desk.cli.store import StoreUrl, open_store
+from dewmark_desk.cli.token import StoreUrl, open_store
 
 if TYPE_CHECKING:
     from dewmark_desk.query_log import Logged, QueryLog
 
 app = typer.Typer(help="Search, export and expire the query log.", no_args_is_help=True)
-
-Since = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="From this time on, such as 2026-05-31 or 2026-05-31T12:00Z."),
-]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")]
 
 
 @app.command()
@@ -56,19 +48,15 @@ def find(
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Write the rows here.")],
-    since: Since = None,
-    until: Until = None,
     store: StoreUrl = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Write the log as JSON lines, with texts as keyed hashes."""
     from dewmark import storage
 
-    first, last = _time(since) or 0.0, _time(until)
-    log = _open(store)
-    count = 0
+    log, count = _open(store), 0
     with storage.atomic_write(out, private=True) as stream:
-        for row in log.export(since=first, until=last):
+        for row in log.export():
             stream.write(storage.encode_jsonl([_row(row)]))
             count += 1
     say(f"wrote {out}: {count} rows", quiet=quiet)
@@ -89,23 +77,12 @@ def expire(
 
 
 def _open(url: str | None) -> QueryLog:
-    store = open_store(url)
     from dewmark_desk.query_log import QueryLog
 
-    return QueryLog(store)
+    return QueryLog(open_store(url))
 
 
 def _row(logged: Logged) -> dict[str, Any]:
-    from dewmark_desk.reports.detection_report import timestamp
+    from dewmark_desk.detection_report import timestamp
 
     return {**dataclasses.asdict(logged), "time": timestamp(logged.time)}
-
-
-def _time(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"not a time: {text!r}; write it as 2026-05-31 or 2026-05-31T12:00Z") from None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -85,7 +85,7 @@ def sign(
     from dewmark.batch import DetectorSpec, read_files
     from dewmark.config import parse_settings
     from dewmark.reports.detection_display import sentence
-    from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims
+    from dewmark_desk.detection_report import REPORT, render_report, report_claims
     from dewmark_desk.signing import SigningKey, verify
 
     secret = SigningKey.load(signer)
@@ -110,7 +110,7 @@ def sign(
     claims = report_claims(
         row.text,
         scored.row,
-        Technique.of(scorer.bound),
+        scorer.bound,
         said=sentence(scored.detection),
         owner=Path(scored.key_file).stem if scored.key_file else (key[0].stem if key else None),
         epoch=epoch,
@@ -151,7 +151,7 @@ def verify_(
 
     Files that the document names (a dossier's pages) are checked too, if they lie beside it.
     """
-    from dewmark_desk.reports.detection_report import REPORT, render_report, signed_document
+    from dewmark_desk.detection_report import REPORT, render_report, signed_document
     from dewmark_desk.signing import load_signers, verify
 
     trusted = [each for path in signer for each in load_signers(path)]
@@ -197,7 +197,7 @@ def seal(
     """Sign the files of a folder to be published, as seal.jws in it; dewmark report verify checks them."""
     from dewmark.storage import sha256_file
     from dewmark.version import __version__
-    from dewmark_desk.reports.detection_report import timestamp
+    from dewmark_desk.detection_report import timestamp
     from dewmark_desk.signing import SigningKey
 
     secret, out = SigningKey.load(signer), folder / "seal.jws"
@@ -220,7 +220,7 @@ def _check_writable(*paths: Path | None) -> None:
 def _check_page(signed: Signed, page: str) -> None:
     """Raise `SignatureError` if a report's page says anything else than the signed report in it."""
     from dewmark.version import __version__
-    from dewmark_desk.reports.detection_report import REPORT, render_report, signed_document
+    from dewmark_desk.detection_report import REPORT, render_report, signed_document
 
     if signed.kind != REPORT or signed.payload["software"] != f"dewmark {__version__}":
         raise SignatureError(
@@ -247,7 +247,7 @@ def _check_files(signed: Signed, folder: Path) -> list[str]:
 
 def _check_text(signed: Signed, name: str) -> None:
     from dewmark.batch import read_files
-    from dewmark_desk.reports.detection_report import text_digest
+    from dewmark_desk.detection_report import text_digest
 
     claimed = signed.payload.get("text")
     if not isinstance(claimed, dict):

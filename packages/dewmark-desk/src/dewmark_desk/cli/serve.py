@@ -101,14 +101,6 @@ def serve(
         bool, typer.Option("--opt-out", help='Let requests ask for an unmarked text: "mark": false.')
     ] = False,
     reader: options.Reader = None,
-    translate_back: Annotated[
-        bool,
-        typer.Option(
-            "--translate-back",
-            help="Let batches ask for texts in other languages to be judged in English, too; takes seconds a "
-            "page on a CPU.",
-        ),
-    ] = False,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
@@ -216,7 +208,6 @@ def serve(
             scheme_settings=tuple(settings or ()),
             vocabulary=vocabulary,
             reader=reader,
-            translate_back=translate_back,
             host_model=host_model,
             device=device,
             dtype=dtype,
@@ -294,10 +285,6 @@ def _check(wanted: Settings, identity: str, progress: Progress) -> Settings:
         raise ConfigError("--host-model needs --key FILE: a detector cannot mark")
     for file in wanted.signers:
         SigningKey.load(file)
-    if wanted.translate_back:
-        from dewmark.translation import fetch_translators
-
-        fetch_translators(progress=progress)
     store = Store(wanted.store, identity=identity)
     guarded, identity = Tokens(store).exist(), store.identity
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +10,20 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import emit, write
-from dewmark_desk.cli.store import StoreUrl, open_store
 
 if TYPE_CHECKING:
     from dewmark_desk.api_tokens import Caller, Tokens
+    from dewmark_desk.store import Store
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        show_default="$DEWMARK_STORE, or a file in your home",
+        help="Database of the service: sqlite:///FILE, or postgresql+psycopg://…",
+    ),
+]
 
 app = typer.Typer(help="Make, list and revoke tokens for: dewmark serve.", no_args_is_help=True)
 
@@ -109,28 +120,24 @@ def revoke(
         write(f"revoked {revoked.id}\n")
 
 
+def open_store(url: str | None) -> Store:
+    """The service's database."""
+    from dewmark_desk.settings import default_store
+    from dewmark_desk.store import Store
+
+    return Store(url or default_store())
+
+
 def _open(url: str | None) -> Tokens:
-    store = open_store(url)
     from dewmark_desk.api_tokens import Tokens
 
-    return Tokens(store)
+    return Tokens(open_store(url))
 
 
 def _row(caller: Caller) -> dict[str, Any]:
-    return {
-        "id": caller.id,
-        "name": caller.name,
-        "scopes": sorted(caller.scopes),
-        "tenants": sorted(caller.tenants),
-        "per_minute": caller.per_minute,
-        "budget": caller.budget,
-        "used": caller.used,
-        "budget_bytes": caller.budget_bytes,
-        "used_bytes": caller.used_bytes,
-        "created": _moment(caller.created),
-        "expires": _moment(caller.expires),
-        "revoked": _moment(caller.revoked),
-    }
+    moments = {name: _moment(getattr(caller, name)) for name in ("created", "expires", "revoked")}
+    lists = {"scopes": sorted(caller.scopes), "tenants": sorted(caller.tenants)}
+    return {**dataclasses.asdict(caller), **lists, **moments}
 
 
 def _moment(seconds: float | None) -> str | None:

@@ -1,18 +1,27 @@
-"""The dossier: a deployment, its figures, what they do not cover, and how to reach the detector."""
+"""The dossier: a deployment, its figures, what they do not cover, and how to reach the detector.
+
+What it says beyond its own measurements comes from files of other commands (``dewmark quality``, ``dewmark
+policy prove``) and from what the provider states (certificate, public page); a part that was not given is
+said to be missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.version import __version__
 from dewmark_desk.compliance.findings import findings
-from dewmark_desk.compliance.layers import SOURCE, Given, code_measures
-from dewmark_desk.compliance.measuring import Measured
-from dewmark_desk.compliance.plan import DossierPlan
+from dewmark_desk.compliance.measuring import DossierPlan, Measured
 
 _FORMAT = 1
 
@@ -23,6 +32,74 @@ NOT_COVERED = (
     "Text that a person or another model has rewritten; the attacks above show how much it takes.",
     "Whether a text was written by a machine at all: the detector finds this key's mark and nothing else.",
 )
+
+
+READ_KINDS = (
+    "dew, vllm-gumbel, vllm-dual-key-gumbel, vllm-sbw, sglang-gumbel, transformers-kgw, transformers-synthid"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the provider hands in beside the measurements."""
+
+    quality: Mapping[str, Any] | None = None
+    proof: Mapping[str, Any] | None = None
+    signer: str | None = None
+    public_page: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts as JSON values, None where nothing was given."""
+        quality = self.quality
+        return {
+            "quality_report": None
+            if quality is None
+            else {name: quality[name] for name in ("outcome", "texts", "scheme", "host", "measures")},
+            "policy_proof": self.proof,
+            "layers": {
+                "mark": True,
+                "manifest_signer": self.signer,
+                "reads": READ_KINDS,
+                "public_page": self.public_page,
+            },
+        }
+
+
+def read_given(
+    bound: BoundScheme | None,
+    *,
+    quality: Path | None,
+    proof: Path | None,
+    certificate: Path | None,
+    public_page: str | None,
+) -> Given:
+    """The files that were given, checked to be what they should be and, once bound, of this deployment."""
+    report = _read(quality, "--quality", ("outcome", "texts", "scheme", "host", "measures"))
+    proved = _read(proof, "--policy-proof", ("policy", "parsed", "spans", "host", "key_fingerprint"))
+    if bound is not None:
+        for name, found in (("--quality", report), ("--policy-proof", proved)):
+            if found is not None and found["host"] != bound.host.name:
+                raise ConfigError(f"{name} is about {found['host']}, the dossier about {bound.host.name}")
+    return Given(report, proved, None if certificate is None else _subject(certificate), public_page)
+
+
+def _read(path: Path | None, option: str, fields: Sequence[str]) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= set(fields):
+        raise ConfigError(f"{option} {path} has no {', '.join(fields)}: give the JSON that the command wrote")
+    return found
+
+
+def _subject(path: Path) -> str:
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())[0].subject.rfc4514_string()
+    except (OSError, ValueError):
+        raise ConfigError(f"--certificate {path} is no certificate in PEM") from None
 
 
 def build_dossier(
@@ -63,7 +140,6 @@ def build_dossier(
         "not_covered": list(NOT_COVERED),
         "access": dict(access),
         "given": given.to_dict(),
-        "code": {"source": SOURCE, "measures": code_measures(given, access=access)},
         "method": _method(plan, bound, chat=chat is not None, judge=judge),
     }
 

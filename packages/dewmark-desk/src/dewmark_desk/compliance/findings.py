@@ -1,7 +1,7 @@
 """From rows to the figures of a dossier: shares with exact intervals, by what a reader asks for.
 
 A text counts as found at a level if its verdict there is "marked": p below the level, and the text long
-enough for a verdict. Boundary: rows in, plain JSON values out; `reports.dossier_pages` shows them.
+enough for a verdict. Boundary: rows in, plain JSON values out; `dossier_pages` shows them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import numpy as np
 
 from dewmark.errors import InputError
 from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Audit, audit
-from dewmark.stats.power import FEWEST_TEXTS, TARGETS, fit_model
 from dewmark.stats.rates import rate
-from dewmark_desk.compliance.measuring import Measured, Row
-from dewmark_desk.compliance.plan import DossierPlan
+from dewmark_desk.compliance.measuring import DossierPlan, Measured, Row
 
 _KINDS = {"openings": "continued openings", "chat": "answers to chat requests"}
 _TERCILES = ("low", "middle", "high")
@@ -27,7 +25,6 @@ def findings(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
     """The measured part of a dossier."""
     return {
         "power_by_length": _by_length(measured, plan),
-        "length_needed": _length_needed(measured, plan),
         "power_by_language": _by_language(measured, plan),
         "power_by_entropy": _by_entropy(measured, plan),
         "false_positives": _false_positives(measured, plan),
@@ -88,28 +85,6 @@ def _by_length(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _length_needed(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
-    """The length at which a model of the openings' z-scores finds half, 90% and 99% of the texts."""
-    cuts = sorted(plan.lengths)
-    z = np.array(
-        [
-            [np.nan if (score := _at(cut)(row)) is None or score["z"] is None else score["z"] for cut in cuts]
-            for row in measured.texts["openings"]
-        ]
-    )
-    if len(cuts) < 2 or (~np.isnan(z).all(axis=1)).sum() < FEWEST_TEXTS:
-        return []
-    model = fit_model(z[~np.isnan(z).all(axis=1)], cuts)
-    return [
-        {
-            "level": level,
-            "measured_from": cuts[0],
-            "shortest": {f"{target:.0%}": model.length_for(target, fpr=level) for target in TARGETS},
-        }
-        for level in plan.levels
-    ]
 
 
 def _by_language(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:

@@ -1,17 +1,22 @@
-"""The measurements of a dossier, in stages whose rows resume after a stop.
+"""The measurements of a dossier: the plan of what is written and attacked, and stages whose rows resume.
 
-Every stage is a JSONL file under ``rows/``. Texts are scored as a desk would see them: without their prompt.
-A text's ``scores`` are those of its first tokens at each length of the plan, and of the whole. Boundary: rows
-out; `findings` counts them.
+Openings are continued at the decoding options given; chat requests go through the host's own chat template at
+its own generation settings, because that is how a product uses it. Three kinds of output that leave a mark
+little room (code, JSON, labels of a few words) are requested on purpose.
+
+Every stage is a JSONL file under ``rows/``, which a stopped run continues. Texts are scored as a desk would
+see them: without their prompt. A text's ``scores`` are those of its first tokens at each length of the plan,
+and of the whole. Boundary: rows out; `findings` counts them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,10 @@ from dewmark.arrays import F32
 from dewmark.attack import Attack, load_attack, text_seed
 from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, text_directions
-from dewmark.errors import MissingExtraError, ModelError
+from dewmark.decoding import Decoding
+from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
-from dewmark.prompts import first_tokens, package_file
+from dewmark.prompts import first_tokens, openings, package_file, requests
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
@@ -30,12 +36,147 @@ from dewmark.text.words import distinct, repetition
 from dewmark.types import Detection
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
-from dewmark_desk.compliance.plan import DEFAULT_ATTACKS, LARGE_ATTACKS, DossierPlan, Stage
 
 Row = dict[str, Any]
 
 FEWEST_OF_A_TASK = 8  # the audit predicts nothing for fewer
 _NEGATIVES_PER_BATCH = 64
+_QUALITIES = ("log_likelihood", "judged", "entropy", "distinct_2", "distinct_3", "repetition")
+
+DEFAULT_ATTACKS = (
+    "delete:r=0.1",
+    "delete:r=0.3",
+    "truncate:n=60",
+    "copy-paste:share=0.25",
+    "synonym:method=wordnet",
+    "round-trip",
+    "translate",
+)
+"""The attacks that need no large model; those that this machine cannot run are reported as not measured."""
+
+LARGE_ATTACKS = ("paraphrase", "dipper")
+"""The library's other attacks, which are measured only on request."""
+
+_FORMATS: Mapping[str, Sequence[str]] = {
+    "code": (
+        "Write a Python function that returns the n-th Fibonacci number. Answer with code only.",
+        "Write a Python class for a bank account with deposit and withdraw. Answer with code only.",
+        "Write a SQL query that counts the orders of each customer. Answer with code only.",
+        "Write a JavaScript function that reverses a string. Answer with code only.",
+    ),
+    "JSON": (
+        'Give me a JSON object with the keys "name", "age" and "city" for a person. Answer with JSON only.',
+        "Give me a JSON list of five European capitals with their countries. Answer with JSON only.",
+        'Give me a JSON object for a book with "title", "author", "year" and "tags". Answer with JSON only.',
+        "Give me a JSON list of three recipes with their ingredients. Answer with JSON only.",
+    ),
+    "short labels": (
+        "Is this review positive or negative? 'The food was cold and late.' Answer with one word.",
+        "Which language is this: 'Das ist ein Haus'? Answer with one word.",
+        "Choose a category for 'The team won the match in extra time': sports, politics, business. One word.",
+        "Give me a title of at most five words for an article about bees.",
+    ),
+}
+_PROMPT_SENTENCES = 2  # in a language other than English, the prompt is this many ordinary sentences
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrompt:
+    """A prompt as the host gets it; ``group`` is its genre, language or format."""
+
+    id: str
+    group: str
+    prompt: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Texts to write: prompts, decoding options, marked or not."""
+
+    name: str
+    prompts: tuple[StagePrompt, ...] = field(repr=False)
+    decoding: Decoding
+    marked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DossierPlan:
+    """The sizes and settings of a dossier's measurements; texts are counted per marked or unmarked set."""
+
+    openings: int = 24
+    chats: int = 12
+    per_language: int = 4
+    per_format: int = 4
+    languages: tuple[str, ...] = ("de", "es", "fr", "it", "pt")
+    lengths: tuple[int, ...] = (50, 100, 200)
+    levels: tuple[float, ...] = (0.01, 0.001)
+    decoding: Decoding = Decoding()
+    attacks: tuple[str, ...] = DEFAULT_ATTACKS
+    """``NAME`` or ``NAME:SETTING=VALUE,…``."""
+    seed: int = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        limits = {
+            "openings": len(openings()),
+            "chats": len(requests(split="eval")),
+            "per_format": 4,
+            "per_language": 10,
+        }
+        for name, most in limits.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must lie between 0 and {most}, got {getattr(self, name)}")
+        if self.openings < 4:
+            raise ConfigError(f"a dossier needs at least 4 openings, got {self.openings}")
+        if not self.lengths or min(self.lengths) < 1:
+            raise ConfigError(f"lengths must be positive numbers of tokens, got {self.lengths}")
+        for level in self.levels:
+            if not 0.0 < level < 1.0:
+                raise ConfigError(f"a level must lie in (0, 1), got {level:g}")
+        unknown = [name for name in self.languages if not _ordinary_file(name).is_file()]
+        if unknown:
+            raise ConfigError(f"no prompts in language {unknown[0]!r}: the package has ar, de, en, es, fr, …")
+
+    def stages(self, chat: ChatFormat | None) -> list[Stage]:
+        """The texts to write; a host without a chat format gets no requests."""
+        long = dataclasses.replace(self.decoding, max_new_tokens=max(self.lengths))
+        opened = tuple(StagePrompt(row["id"], "opening", row["text"]) for row in openings()[: self.openings])
+        stages = [Stage("openings", opened, long, True), Stage("openings-unmarked", opened, long, False)]
+        foreign = tuple(
+            StagePrompt(f"{language}-{i}", language, prompt)
+            for language in self.languages
+            for i, prompt in enumerate(_ordinary_prompts(language)[: self.per_language])
+        )
+        if foreign:
+            stages.append(Stage("languages", foreign, long, True))
+        if chat is not None:
+            own = dataclasses.replace(chat.decoding, max_new_tokens=max(self.lengths))
+            chats = tuple(
+                StagePrompt(row["id"], row["kind"], chat.render([{"role": "user", "content": row["text"]}]))
+                for row in requests(split="eval")[: self.chats]
+            )
+            formats = tuple(
+                StagePrompt(f"{name}-{i}", name, chat.render([{"role": "user", "content": text}]))
+                for name, texts in _FORMATS.items()
+                for i, text in enumerate(texts[: self.per_format])
+            )
+            if chats:
+                stages += [Stage("chat", chats, own, True), Stage("chat-unmarked", chats, own, False)]
+            if formats:
+                stages.append(Stage("formats", formats, own, True))
+        return stages
+
+
+def _ordinary_file(language: str) -> Any:  # noqa: ANN401 - a Traversable, which mypy's stubs move about
+    return package_file(f"ordinary/{language}.txt")
+
+
+def _ordinary_prompts(language: str) -> list[str]:
+    lines = _ordinary_file(language).read_text(encoding="utf-8").splitlines()
+    return [
+        " ".join(lines[i : i + _PROMPT_SENTENCES])
+        for i in range(0, len(lines) - _PROMPT_SENTENCES + 1, _PROMPT_SENTENCES)
+    ]
 
 
 @dataclass(frozen=True)
@@ -133,12 +274,12 @@ def _write(
         generation_hash(stage.decoding, scheme, bound.host), list(plan.lengths), bound.config_hash
     )
 
-    def expected(i: int) -> Row:
+    def known(i: int) -> Row:
         prompt = stage.prompts[i]
-        known = {"id": prompt.id, "group": prompt.group, "seed": plan.seed + i, "config_hash": identity}
-        return {**known, "prompt": prompt.prompt, "text": ..., "tokens": ..., "scores": ...}
+        seed = {"seed": plan.seed + i, "config_hash": identity}
+        return {"id": prompt.id, "group": prompt.group, **seed, "prompt": prompt.prompt}
 
-    def make(batch: range) -> list[Row]:
+    def make(batch: range) -> Iterator[Row]:
         made = watermark.host.generate(
             [stage.prompts[i].prompt for i in batch],
             scheme=scheme,
@@ -147,12 +288,11 @@ def _write(
             batch_size=plan.batch_size,
         )
         scored = _scores(bound, plan, [each.text for each in made])
-        return [
-            {**expected(i), "text": each.text, "tokens": each.tokens, "scores": scores}
-            for i, each, scores in zip(batch, made, scored, strict=True)
-        ]
+        for each, scores in zip(made, scored, strict=True):
+            yield {"text": each.text, "tokens": each.tokens, "scores": scores}
 
-    return _rows(path, len(stage.prompts), plan.batch_size, expected, make, f"writing {stage.name}", progress)
+    rows = _Rows(path, len(stage.prompts), plan.batch_size, known, ("text", "tokens", "scores"))
+    return rows.completed(make, f"writing {stage.name}", progress)
 
 
 def _attack(
@@ -165,20 +305,19 @@ def _attack(
 ) -> list[Row]:
     identity = config.config_hash(attack.identity(), [row["config_hash"] for row in texts])
 
-    def expected(i: int) -> Row:
-        return {"id": texts[i]["id"], "config_hash": identity, "text": ..., "scores": ...}
+    def known(i: int) -> Row:
+        return {"id": texts[i]["id"], "config_hash": identity}
 
-    def make(batch: range) -> list[Row]:
+    def make(batch: range) -> Iterator[Row]:
         made = attack.apply(
             [texts[i]["text"] for i in batch], seeds=[text_seed(plan.seed, texts[i]["id"]) for i in batch]
         )
         scored = _scores(bound, plan, made, whole=True)
-        return [
-            {**expected(i), "text": text, "scores": scores}
-            for i, text, scores in zip(batch, made, scored, strict=True)
-        ]
+        for text, scores in zip(made, scored, strict=True):
+            yield {"text": text, "scores": scores}
 
-    return _rows(path, len(texts), attack.at_once, expected, make, f"attack {attack.label}", progress)
+    rows = _Rows(path, len(texts), attack.at_once, known, ("text", "scores"))
+    return rows.completed(make, f"attack {attack.label}", progress)
 
 
 def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progress: Progress) -> list[Row]:
@@ -186,18 +325,16 @@ def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progr
     anywhere = for_languages(bound, LanguagePolicy(every=True))
     texts, identity = negatives.documents, config.config_hash(bound.config_hash, "negatives")
 
-    def expected(i: int) -> Row:
-        known = {"kind": texts[i].kind, "language": negatives.languages[i], "config_hash": identity}
-        return {**known, "text": texts[i].text, "tokens": ..., "scores": ...}
+    def known(i: int) -> Row:
+        kind = {"kind": texts[i].kind, "language": negatives.languages[i], "config_hash": identity}
+        return {**kind, "text": texts[i].text}
 
-    def make(batch: range) -> list[Row]:
-        found = _detect(anywhere, [texts[i].text for i in batch])
-        return [
-            {**expected(i), "tokens": each.tokens_scored if each else 0, "scores": [_score(each, None)]}
-            for i, each in zip(batch, found, strict=True)
-        ]
+    def make(batch: range) -> Iterator[Row]:
+        for each in _detect(anywhere, [texts[i].text for i in batch]):
+            yield {"tokens": each.tokens_scored if each else 0, "scores": [_score(each, None)]}
 
-    return _rows(path, len(texts), _NEGATIVES_PER_BATCH, expected, make, "scoring unmarked texts", progress)
+    rows = _Rows(path, len(texts), _NEGATIVES_PER_BATCH, known, ("tokens", "scores"))
+    return rows.completed(make, "scoring unmarked texts", progress)
 
 
 def _qualities(
@@ -206,31 +343,21 @@ def _qualities(
     """Perplexity under the judge, the host's mean entropy in bits per token, diversity and repetition."""
     identity = config.config_hash(judge.info.identity, host.info.identity)
 
-    def expected(i: int) -> Row:
-        row = texts[i]
-        known = {"id": row["id"], "text_hash": row["config_hash"], "config_hash": identity}
-        unknown = ("log_likelihood", "judged", "entropy", "distinct_2", "distinct_3", "repetition")
-        return {**known, **dict.fromkeys(unknown, ...)}
+    def known(i: int) -> Row:
+        return {"id": texts[i]["id"], "text_hash": texts[i]["config_hash"], "config_hash": identity}
 
-    def make(batch: range) -> list[Row]:
+    def make(batch: range) -> Iterator[Row]:
         some = [texts[i] for i in batch]
         prompts, written = [row["prompt"] for row in some], [row["text"] for row in some]
         entropies = list(_entropies(host, prompts, written, temperature=plan.decoding.temperature))
         likelihoods = judge.log_likelihood(prompts, written)
-        return [
-            {
-                **expected(i),
-                "log_likelihood": total,
-                "judged": count,
-                "entropy": entropy,
-                "distinct_2": distinct(row["text"], 2),
-                "distinct_3": distinct(row["text"], 3),
-                "repetition": repetition(row["text"]),
-            }
-            for i, row, entropy, (total, count) in zip(batch, some, entropies, likelihoods, strict=True)
-        ]
+        for text, entropy, (total, count) in zip(written, entropies, likelihoods, strict=True):
+            pairs, triples = distinct(text, 2), distinct(text, 3)
+            values = (total, count, entropy, pairs, triples, repetition(text))
+            yield dict(zip(_QUALITIES, values, strict=True))
 
-    return _rows(path, len(texts), plan.batch_size, expected, make, "judging quality", progress)
+    rows = _Rows(path, len(texts), plan.batch_size, known, _QUALITIES)
+    return rows.completed(make, "judging quality", progress)
 
 
 def _entropies(
@@ -276,21 +403,31 @@ def _score(found: Detection | None, length: int | None) -> Row:
     return {"length": length, **kept, "conclusive": found.verdict.conclusive}
 
 
-def _rows(
-    path: Path,
-    total: int,
-    batch_size: int,
-    expected: Callable[[int], Row],
-    make: Callable[[range], list[Row]],
-    what: str,
-    progress: Progress,
-) -> list[Row]:
-    rows = ResumableRows(path, total, batch_size=batch_size, expected=expected, private=True)
-    progress(what, rows.done, total)
-    for batch in rows.pending():
-        rows.append(make(batch))
-        progress(what, rows.done, total)
-    return list(rows.read())
+@dataclass(frozen=True)
+class _Rows:
+    """A stage's file: what is ``known`` of row i in advance, and the fields that are ``made``."""
+
+    path: Path
+    total: int
+    batch_size: int
+    known: Callable[[int], Row]
+    made: Sequence[str]
+
+    def completed(self, make: Callable[[range], Iterable[Row]], what: str, progress: Progress) -> list[Row]:
+        """All rows; those that the file lacks are made, batch by batch."""
+        unknown = dict.fromkeys(self.made, ...)
+        rows = ResumableRows(
+            self.path,
+            self.total,
+            batch_size=self.batch_size,
+            expected=lambda i: {**self.known(i), **unknown},
+            private=True,
+        )
+        progress(what, rows.done, self.total)
+        for batch in rows.pending():
+            rows.append([{**self.known(i), **each} for i, each in zip(batch, make(batch), strict=True)])
+            progress(what, rows.done, self.total)
+        return list(rows.read())
 
 
 def _open(label: str) -> Attack:

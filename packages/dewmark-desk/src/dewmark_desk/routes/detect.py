@@ -1,4 +1,4 @@
-"""``/v1/detect``, ``/v1/locate`` and ``/v1/extract``: find marks and their passages in texts."""
+"""``/v1/detect`` and ``/v1/extract``: find marks and their passages in texts, and read documents."""
 
 from __future__ import annotations
 
@@ -7,34 +7,18 @@ from pathlib import PurePosixPath
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Depends, File, UploadFile
+from fastapi import APIRouter, File, UploadFile
 from fastapi.responses import JSONResponse
 
 from dewmark.errors import InputError, UnknownNameError
-from dewmark_desk import decisions
 from dewmark_desk.api_tokens import Scope
-from dewmark_desk.examining import examine
+from dewmark_desk.documents import extract_text
+from dewmark_desk.examining import Query, examination, examine
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import (
-    CallerOf,
-    RequestId,
-    ServiceOf,
-    error_responses,
-    require,
-    token,
-)
-from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
-from dewmark_desk.schemas import (
-    DetectRequest,
-    DetectResponse,
-    ExtractResponse,
-    LocateRequest,
-    LocateResponse,
-)
-from dewmark_desk.uploads import extract_text
-from dewmark_desk.verdicts import Query
+from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.schemas import DetectRequest, DetectResponse, ExtractResponse
 
-router = APIRouter(prefix="/v1", tags=["detection"], dependencies=[Depends(token)], route_class=GuardedRoute)
+router = APIRouter(prefix="/v1", tags=["detection"], route_class=GuardedRoute)
 
 _EXTRACT_SECONDS = 20.0
 _FILE_SECONDS = 2.0  # that a file takes, as estimated: nobody knows before it is read
@@ -43,9 +27,8 @@ _FILE_SECONDS = 2.0  # that a file takes, as estimated: nobody knows before it i
 @router.post(
     "/detect",
     response_model=DetectResponse,
-    responses=error_responses(404, 408, 413, 422, 429),
     summary="Check whether texts are marked",
-    openapi_extra=scopes(Scope.DETECT, Scope.DETECT_PUBLIC),
+    **guarded(Scope.DETECT, Scope.DETECT_PUBLIC),
 )
 async def detect(
     body: DetectRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -55,7 +38,6 @@ async def detect(
     The verdict and its p-value account for everything that is examined: the whole text, its passages if
     ``passages`` asks for them, and the keys of all tenants that the caller may use.
     """
-    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
     texts, prompts = _texts(body)
     choices = (body.fpr, body.test, body.tenants, body.tokens or None, body.passages or None)
     if not caller.sees_all and (not body.read or any(choice is not None for choice in choices)):
@@ -64,7 +46,7 @@ async def detect(
             "forbidden",
             "this token may not set fpr, test, tenants, passages or read, nor see token scores",
         )
-    how = decisions.examination(
+    how = examination(
         service,
         caller,
         body.tenants,
@@ -83,50 +65,15 @@ async def detect(
 
 
 @router.post(
-    "/locate",
-    response_model=LocateResponse,
-    responses=error_responses(404, 408, 413, 422, 429),
-    summary="Find the marked passages of a text",
-    openapi_extra=scopes(Scope.DETECT),
-)
-async def locate(
-    body: LocateRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
-    """The marked passages of a text, and the verdict of ``/v1/detect`` with ``passages``.
-
-    P-values are corrected for all passages tried and for the keys of all tenants that the caller may use.
-    """
-    caller = require(caller, Scope.DETECT)
-    ids = None if body.tenant is None else [body.tenant]
-    how = decisions.examination(service, caller, ids, fpr=body.fpr, passages=True, demonstration=True)
-    query = Query(body.text, body.prompt, body.tokens)
-    (found,) = await examine(service, caller, request_id, "locate", [query], how)
-    coverage = found.said["coverage"] or {"passages": [], "share": 0.0}
-    return JSONResponse(
-        {
-            "request_id": request_id,
-            "tenant": found.best.id,
-            "passages": coverage["passages"],
-            "share": coverage["share"],
-            "fpr": how.fpr,
-            "sentence": found.located,
-            "detection": found.said,
-        }
-    )
-
-
-@router.post(
     "/extract",
     response_model=ExtractResponse,
-    responses=error_responses(408, 413, 415, 422, 429),
     summary="Extract the text of a document",
-    openapi_extra=scopes(Scope.DETECT, Scope.DETECT_PUBLIC),
+    **guarded(Scope.DETECT, Scope.DETECT_PUBLIC, errors=(408, 413, 415, 422, 429)),
 )
 async def extract(
     file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
-    """Extract the text of a .pdf, .docx, .odt, .rtf, .txt or .md file, which is not stored."""
-    caller = require(caller, Scope.DETECT, Scope.DETECT_PUBLIC)
+    """Extract the text of a .pdf, .docx, .odt, .txt or .md file, which is not stored."""
     data = await file.read()
     if len(data) > service.settings.extract_bytes:
         limit = service.settings.extract_bytes

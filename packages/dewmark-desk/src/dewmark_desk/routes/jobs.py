@@ -1,94 +1,89 @@
-"""``/v1/batches`` and ``/v1/jobs``: check many texts in the background; progress and results of all jobs."""
+"""``/v1/audit``, ``/v1/batches`` and ``/v1/jobs``: many texts in the background; progress and results."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 from fastapi import Query as Parameter
 from fastapi.responses import JSONResponse, Response
 
-from dewmark.scheme import check_text
-from dewmark_desk import decisions
+from dewmark.errors import InputError
+from dewmark.scheme import check_test, check_text
+from dewmark.text.languages import guess_language
 from dewmark_desk.admission import admitted
 from dewmark_desk.api_tokens import Caller, Scope
+from dewmark_desk.examining import Examination, Query, examination
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.jobs import BATCH, Job, JobText
-from dewmark_desk.routes.dependencies import (
-    CallerOf,
-    RequestId,
-    ServiceOf,
-    error_responses,
-    require,
-    token,
-)
-from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
-from dewmark_desk.routes.submission import IdempotencyKey, submit_job
-from dewmark_desk.schemas import BatchRequest, JobList, JobResponse, JobState, ResultList
+from dewmark_desk.jobs import AUDIT, BATCH, Item, Job
+from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.schemas import AuditRequest, BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
-from dewmark_desk.verdicts import Examination, Query
 
-router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[Depends(token)], route_class=GuardedRoute)
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=GuardedRoute)
 
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
+_FOUND = guarded(Scope.DETECT, errors=(404, 422))
 JobId = Annotated[str, Path(pattern=_ID)]
 Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a page.")]
+
+
+@router.post(
+    "/audit",
+    status_code=202,
+    response_model=JobResponse,
+    summary="Measure a key's false-positive rate on unmarked texts",
+    **guarded(Scope.DETECT),
+)
+async def audit(
+    body: AuditRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+) -> JSONResponse:
+    """Start an audit, which runs in the background and survives a restart.
+
+    Blank and duplicate texts are left out.
+    """
+    tenants = service.may_use(caller) if body.tenant is None else [service.tenant(body.tenant, caller)]
+    if len(tenants) != 1:
+        raise ApiError(422, "invalid_request", "tenant: an audit covers one key, so name its tenant")
+    check_test(body.test, tenants[0].bound.tests)
+    how = Examination(tenants, keys=1, test=body.test)
+    texts = await service.in_thread(_distinct, body, how, service.settings)
+    left_out = len(body.texts) - len(texts)
+    return await _submit(service, caller, request_id, AUDIT, how, texts, left_out=left_out)
 
 
 @router.post(
     "/batches",
     status_code=202,
     response_model=JobResponse,
-    responses=error_responses(404, 408, 413, 422, 429),
     summary="Check many texts in the background",
-    openapi_extra=scopes(Scope.DETECT),
+    **guarded(Scope.DETECT),
 )
 async def batch(
-    body: BatchRequest,
-    service: ServiceOf,
-    caller: CallerOf,
-    request_id: RequestId,
-    idempotency_key: IdempotencyKey = None,
+    body: BatchRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Start a batch of detections, which survives a restart; results are read page by page.
 
-    Each text is judged as by ``/v1/detect``; with ``translate_back`` also in English, and the better verdict
-    pays for both. The summary also counts the texts that remain after
+    Each text is judged as by ``/v1/detect``. The summary also counts the texts that remain after
     Benjamini-Hochberg: of those, at most about a share of ``fpr`` is unmarked.
     """
-    caller = require(caller, Scope.DETECT)
-    settings = service.settings
-    how = decisions.examination(
+    how = examination(
         service, caller, body.tenants, fpr=body.fpr, test=body.test, passages=body.passages, read=body.read
     )
-    if body.translate_back and not settings.translate_back:
-        raise ApiError(
-            422, "invalid_request", "translate_back: this service does not translate (--translate-back)"
-        )
-    texts = await service.in_thread(_texts, body, how, settings)
-    return await submit_job(
-        service,
-        caller,
-        request_id,
-        body,
-        idempotency=idempotency_key,
-        kind=BATCH,
-        tenant=how.tenants[0].id if len(how.tenants) == 1 else "",
-        test=body.test,
-        texts=texts,
-        options={
-            "tenants": [tenant.id for tenant in how.tenants],
-            "read": how.read,
-            "translate_back": body.translate_back,
-            "keys": how.keys,  # the caller may submit the same texts for others
-            "fpr": how.fpr,
-            "passages": how.passages,
-        },
-    )
+    texts = await service.in_thread(_texts, body, how, service.settings)
+    options = {
+        "tenants": [tenant.id for tenant in how.tenants],
+        "read": how.read,
+        "keys": how.keys,  # the caller may submit the same texts for others
+        "fpr": how.fpr,
+        "passages": how.passages,
+    }
+    return await _submit(service, caller, request_id, BATCH, how, texts, options=options)
 
 
-@router.get("/jobs", response_model=JobList, responses=error_responses(404, 422), summary="The caller's jobs")
+@router.get("/jobs", response_model=JobList, summary="The caller's jobs", **_FOUND)
 async def jobs(
     service: ServiceOf,
     caller: CallerOf,
@@ -96,7 +91,6 @@ async def jobs(
     after: Annotated[str | None, Parameter(pattern=_ID, description="The cursor of a page.")] = None,
 ) -> JSONResponse:
     """Jobs without their results, newest first; ``admin`` sees those of all callers."""
-    caller = require(caller, Scope.DETECT)
     owner = None if caller.may(Scope.ADMIN) else caller.id
     start = None if after is None else await _find(after, service, caller)
     found = await service.in_thread(lambda: service.jobs.of(owner, after=start, limit=limit + 1))
@@ -108,22 +102,18 @@ async def jobs(
 
 
 @router.get(
-    "/jobs/{job}",
-    response_model=JobState,
-    responses=error_responses(404, 422),
-    summary="A job's progress, and its report or summary",
+    "/jobs/{job}", response_model=JobState, summary="A job's progress, and its report or summary", **_FOUND
 )
 async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
     """State, progress and, once the job is done, an audit's report or a batch's summary."""
-    found = await _find(job, service, require(caller, Scope.DETECT))
-    return JSONResponse(found.to_dict())
+    return JSONResponse((await _find(job, service, caller)).to_dict())
 
 
 @router.get(
     "/jobs/{job}/results",
     response_model=ResultList,
-    responses=error_responses(404, 422),
     summary="The results of a batch, page by page",
+    **_FOUND,
 )
 async def results(
     job: JobId,
@@ -133,23 +123,55 @@ async def results(
     after: Annotated[int, Parameter(ge=-1, le=10**9, description="The cursor of a page.")] = -1,
 ) -> JSONResponse:
     """The results so far, in the order of the texts; a running batch has more later."""
-    found = await _find(job, service, require(caller, Scope.DETECT))
+    found = await _find(job, service, caller)
     if found.kind != BATCH:
         raise ApiError(404, "not_found", "only batches have results; an audit's report is in the job")
     rows = await service.in_thread(lambda: service.jobs.results(found, after=after, limit=limit))
-    last = rows[-1].number if rows else after
-    more = last + 1 < found.total
-    return JSONResponse({"results": [row.to_dict() for row in rows], "next": last if more else None})
+    last = rows[-1]["number"] if rows else after
+    return JSONResponse({"results": rows, "next": last if last + 1 < found.total else None})
 
 
-@router.delete(
-    "/jobs/{job}", status_code=204, responses=error_responses(404, 422), summary="Stop and delete a job"
-)
+@router.delete("/jobs/{job}", status_code=204, summary="Stop and delete a job", **_FOUND)
 async def delete(job: JobId, service: ServiceOf, caller: CallerOf) -> Response:
     """Delete a job with its texts and results."""
-    found = await _find(job, service, require(caller, Scope.DETECT))
+    found = await _find(job, service, caller)
     await service.in_thread(service.jobs.delete, found.id)
     return Response(status_code=204)
+
+
+async def _submit(
+    service: Service,
+    caller: Caller,
+    request_id: str,
+    kind: str,
+    how: Examination,
+    texts: Sequence[Item],
+    *,
+    left_out: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> JSONResponse:
+    """Store a job and answer 202."""
+    if service.settings.zero_retention:
+        raise ApiError(403, "forbidden", "this service stores no texts, so it runs no jobs")
+
+    def submit() -> Job:
+        return service.jobs.submit(
+            caller.id,
+            kind=kind,
+            tenant=how.tenants[0].id if len(how.tenants) == 1 else "",
+            test=how.test,
+            texts=texts,
+            left_out=left_out,
+            options=options,
+            owner_limit=service.settings.jobs_per_token,
+            limit=service.settings.max_jobs,
+        )
+
+    async with service.charged(caller, len(texts), requests=1):
+        job = await service.in_thread(submit)
+    service.wake_jobs()
+    content = {"request_id": request_id, "job": job.to_dict()}
+    return JSONResponse(content, 202, {"Location": f"/v1/jobs/{job.id}"})
 
 
 async def _find(id_: str, service: Service, caller: Caller) -> Job:
@@ -159,10 +181,30 @@ async def _find(id_: str, service: Service, caller: Caller) -> Job:
     return found
 
 
-def _texts(body: BatchRequest, how: Examination, settings: Settings) -> list[JobText]:
+def _texts(body: BatchRequest, how: Examination, settings: Settings) -> list[Item]:
     for i, entry in enumerate(body.texts):
         if entry.id and entry.id.strip():
             check_text(entry.id, f"the id of text {i}")
-    queries = [Query(entry.text, entry.prompt) for entry in body.texts]
-    made = zip(body.texts, admitted(queries, how, settings, job=True), strict=True)
-    return [JobText(query.text, query.prompt, name=entry.id) for entry, query in made]
+    queries = admitted([Query(each.text, each.prompt) for each in body.texts], how, settings, job=True)
+    return [
+        Item(i, query.text, query.prompt, name=entry.id)
+        for i, (entry, query) in enumerate(zip(body.texts, queries, strict=True))
+    ]
+
+
+def _distinct(body: AuditRequest, how: Examination, settings: Settings) -> list[Item]:
+    """The distinct texts; duplicates would invalidate the intervals."""
+    found = {entry.text: entry for entry in reversed(body.texts) if entry.text.strip()}
+    if not found:
+        raise InputError("all texts are blank: there is nothing to audit")
+    for entry in found.values():
+        if entry.language and entry.language.strip():
+            check_text(entry.language, "the language of a text")
+    queries = [Query(entry.text, entry.prompt) for entry in reversed(found.values())]
+    languages = [(found[query.text].language or "").strip() for query in queries]
+    return [
+        Item(i, query.text, query.prompt, language or guess_language(query.text))
+        for i, (query, language) in enumerate(
+            zip(admitted(queries, how, settings, job=True), languages, strict=True)
+        )
+    ]

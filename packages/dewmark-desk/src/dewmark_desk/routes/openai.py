@@ -1,11 +1,11 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion, ``response_format`` and ``tools``: such
-answers follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a
-way that this service does not offer (penalties, ``logit_bias``) are rejected unless they have their neutral
+Supports the fields of OpenAI's API that concern a marked completion, and ``response_format``: such answers
+follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a way that
+this service does not offer (tools, penalties, ``logit_bias``) are rejected unless they have their neutral
 value, and so are unknown fields: nothing is ignored. A service with a certificate appends a signed manifest
 to every text, except to JSON. A token writes with its own tenant's key; members and
-seeds follow from the whole request (`decisions`). At temperature 0 there is no choice to put a mark into:
+seeds follow from the whole request (`examining`). At temperature 0 there is no choice to put a mark into:
 such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
 parts of texts unmarked; its log says which, and holds no text.
 """
@@ -18,11 +18,11 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -33,42 +33,22 @@ from dewmark.scheme import check_text
 from dewmark.storage import append_jsonl
 from dewmark.watermark import DEFAULT_DECODING
 from dewmark_desk.api_tokens import Caller, Scope
-from dewmark_desk.decisions import seed_of
+from dewmark_desk.examining import seed_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
-from dewmark_desk.policy_log import log_row
-from dewmark_desk.routes.dependencies import (
-    CLIENT_GONE,
-    CallerOf,
-    RequestId,
-    ServiceOf,
-    error_responses,
-    require,
-    token,
-    while_connected,
-)
-from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
-from dewmark_desk.routes.tool_calls import (
-    Function,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    description,
-    grammar_of_tools,
-    offered,
-    tool_call,
-)
+from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
 from dewmark_desk.service import Service
-from dewmark_desk.signed_answers import SignedAnswers
 from dewmark_desk.structured_output import grammar_of
+from dewmark_desk.text_manifest import SignedAnswers
 
-router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
+router = APIRouter(prefix="/v1", tags=["generation"], route_class=GuardedRoute)
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _CHAT_TOKENS = 256
 _STARTED = int(time.time())
-_ERRORS = error_responses(404, 408, 413, 422, 429)
+_CLIENT_GONE = 499  # nobody sees it; the log does
 
+T = TypeVar("T")
 Kind = Literal["text", "chat"]
 Json = dict[str, Any]
 
@@ -177,16 +157,13 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=64, fail_fast=True)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)]
 
     @property
     def text(self) -> str:
-        """The text of all parts, and the calls that the assistant wrote."""
-        parts = self.content or ""
-        said = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return "\n".join([*filter(None, [said]), *(each.text for each in self.tool_calls or ())])
+        """The text of all parts."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(_Request):
@@ -195,31 +172,17 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
-    tools: Annotated[list[Tool], Field(max_length=64, fail_fast=True)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="An answer has at most one call.")
-
-    @property
-    def functions(self) -> list[Function]:
-        """The functions that may be called."""
-        return offered(self.tools, self.tool_choice)
 
 
-_GENERATE = scopes(Scope.GENERATE)
-
-
-@router.get(
-    "/models", responses=error_responses(404), summary="The model that generates", openapi_extra=_GENERATE
-)
-async def list_models(service: ServiceOf, caller: CallerOf) -> JSONResponse:
+@router.get("/models", summary="The model that generates", **guarded(Scope.GENERATE, errors=(404,)))
+async def list_models(service: ServiceOf) -> JSONResponse:
     """OpenAI's list of models."""
-    require(caller, Scope.GENERATE)
     name = _generator(service).name
     model = {"id": name, "object": "model", "created": _STARTED, "owned_by": "dewmark"}
     return JSONResponse({"object": "list", "data": [model]})
 
 
-@router.post("/completions", responses=_ERRORS, summary="Continue texts, marked", openapi_extra=_GENERATE)
+@router.post("/completions", summary="Continue texts, marked", **guarded(Scope.GENERATE))
 async def completions(
     body: CompletionRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
@@ -232,12 +195,7 @@ async def completions(
     return await _respond(body, request, prompts, tokens, "text", service, caller, request_id)
 
 
-@router.post(
-    "/chat/completions",
-    responses=_ERRORS,
-    summary="Answer in a conversation, marked",
-    openapi_extra=_GENERATE,
-)
+@router.post("/chat/completions", summary="Answer in a conversation, marked", **guarded(Scope.GENERATE))
 async def chat_completions(
     body: ChatRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
@@ -245,18 +203,9 @@ async def chat_completions(
 
     This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
     """
-    require(caller, Scope.GENERATE)
     generator = _generator(service)
-    _check_size([message.text for message in body.messages], service)
-    messages = [
-        {"role": "user" if message.role == "tool" else message.role, "content": message.text}
-        for message in body.messages
-    ]
-    if functions := body.functions:
-        told = description(functions)
-        if messages[0]["role"] == "system":
-            told = f"{messages.pop(0)['content']}\n\n{told}"
-        messages.insert(0, {"role": "system", "content": told})
+    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    _check_size([message["content"] for message in messages], service)
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
@@ -272,10 +221,9 @@ async def _respond(
     tokens: int,
     kind: Kind,
     service: Service,
-    caller: Caller | None,
+    caller: Caller,
     request_id: str,
 ) -> Response:
-    caller = require(caller, Scope.GENERATE)
     generator = _generator(service)
     if body.model != generator.name:
         raise ApiError(404, "model_not_found", "no such model: see /v1/models")
@@ -288,10 +236,6 @@ async def _respond(
     said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
     grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
-    if calls := isinstance(body, ChatRequest) and bool(body.functions):
-        if grammar is not None:
-            raise ApiError(422, "invalid_request", "give either tools or a response_format")
-        grammar = await service.in_thread(grammar_of_tools, body.functions, body.tool_choice)
     exempt = _exempt(body, decoding, tenant, service)
     unsigned = body.response_format is not None and body.response_format.type != "text"
     signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
@@ -338,18 +282,16 @@ async def _respond(
         if kind == "chat":
             head["object"] = "chat.completion.chunk"
         prompt_count = prompt_tokens if body.wants_usage else None
-        events = _events(
-            head, kind, streams, service, request_id, signed, calls=calls, prompt_tokens=prompt_count
-        )
+        events = _events(head, kind, streams, service, request_id, signed, prompt_tokens=prompt_count)
         return StreamingResponse(events, media_type="text/event-stream")
     try:
-        texts = await while_connected(request, asyncio.gather(*map(_whole, streams)))
+        texts = await _while_connected(request, asyncio.gather(*map(_whole, streams)))
     finally:
         _finish(streams, service, request_id)
     if texts is None:
-        return Response(status_code=CLIENT_GONE)
+        return Response(status_code=_CLIENT_GONE)
     choices = [
-        _choice(kind, index, text, stream.reason, tool_call(text, _call_id(head, index)) if calls else None)
+        _choice(kind, index, text, stream.reason)
         for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
     ]
     answer = {**head, "choices": choices, "usage": _usage(prompt_tokens, streams)}
@@ -364,33 +306,17 @@ async def _events(
     request_id: str,
     signed: SignedAnswers,
     *,
-    calls: bool,
     prompt_tokens: int | None,
 ) -> AsyncIterator[bytes]:
-    """The pieces of all texts as server-sent events, as they are generated.
-
-    ``calls``: a text that begins with a brace is held back, and sent as one call. With ``prompt_tokens``,
-    token counts come last.
-    """
+    """The pieces of all texts as server-sent events; with ``prompt_tokens``, token counts come last."""
     arrived: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
 
     async def follow(index: int, stream: TextStream) -> None:
         try:
             await arrived.put(_chunk(kind, index, "", first=True))
-            held = ""
             async for piece in stream:
-                if calls and (held + piece).startswith("{"):
-                    held += piece
-                else:
-                    await arrived.put(_chunk(kind, index, piece))
-            call, reason = tool_call(held, _call_id(head, index)), stream.reason
-            if call is not None:
-                reason = "tool_calls"
-                delta = {"tool_calls": [{"index": 0, **call}]}
-                await arrived.put({**_chunk(kind, index, None), "delta": delta})
-            elif held:
-                await arrived.put(_chunk(kind, index, held))
-            await arrived.put(_chunk(kind, index, None, reason=reason))
+                await arrived.put(_chunk(kind, index, piece))
+            await arrived.put(_chunk(kind, index, None, reason=stream.reason))
             await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - reported to the reader below
             await arrived.put(error)
@@ -416,20 +342,12 @@ async def _events(
         _finish(streams, service, request_id)
 
 
-def _choice(kind: Kind, index: int, text: str, reason: str, call: Json | None) -> Json:
-    """A finished text, or the call that it is."""
+def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
+    """A finished text."""
     row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
     if kind == "text":
         return {**row, "text": text}
-    message = {"role": "assistant", "content": text, "refusal": None}
-    if call is None:
-        return {**row, "message": message}
-    said = {**message, "content": None, "tool_calls": [call]}
-    return {**row, "finish_reason": "tool_calls", "message": said}
-
-
-def _call_id(head: Json, index: int) -> str:
-    return f"call_{head['id'].partition('-')[2]}_{index}"
+    return {**row, "message": {"role": "assistant", "content": text, "refusal": None}}
 
 
 def _manifest(service: Service, tenant: str, *, marked: bool) -> Callable[[str], str] | None:
@@ -462,6 +380,23 @@ def _event(value: Json) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
+async def _while_connected(request: Request, answer: Awaitable[T]) -> T | None:
+    """Await an answer, or cancel it and return None when the client goes. The body must have been read."""
+    working = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _whole(stream: TextStream) -> str:
     return "".join([piece async for piece in stream])
 
@@ -484,7 +419,7 @@ def _finish(streams: list[TextStream], service: Service, request_id: str) -> Non
     service.metrics.written.inc(sum(stream.tokens for stream in streams))
     if service.settings.policy_log is not None:
         generator = _generator(service)
-        rows = [log_row(stream, generator, request_id=request_id) for stream in streams]
+        rows = [generator.log_row(stream, request_id=request_id) for stream in streams]
         append_jsonl(Path(service.settings.policy_log), rows, private=True)
     for stream in streams:
         stream.cancel()
@@ -507,8 +442,7 @@ def _check_size(texts: Sequence[str], service: Service) -> None:
 
 
 def _generator(service: Service) -> TextGenerator:
-    if service.generator is None:
-        raise ApiError(404, "not_found", "this service does not generate: start it with --host-model MODEL")
+    assert service.generator is not None  # else the application has none of these routes
     return service.generator
 
 

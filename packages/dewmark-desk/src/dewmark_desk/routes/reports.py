@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from dewmark.errors import SignatureError
 from dewmark.scheme import check_text
-from dewmark_desk import decisions
 from dewmark_desk.api_tokens import Scope
-from dewmark_desk.examining import examine
+from dewmark_desk.detection_report import (
+    REPORT,
+    TABLE,
+    render_report,
+    report_claims,
+    table_claims,
+    table_csv,
+    text_digest,
+)
+from dewmark_desk.examining import Query, examination, examine
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims, text_digest
-from dewmark_desk.reports.verdict_table import TABLE, table_claims, table_csv
 from dewmark_desk.routes.dependencies import (
     CallerOf,
+    GuardedRoute,
     RequestId,
     ServiceOf,
     error_responses,
-    require,
-    token,
+    guarded,
 )
-from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
 from dewmark_desk.schemas import (
     ReportRequest,
     ReportResponse,
@@ -32,7 +37,6 @@ from dewmark_desk.schemas import (
 )
 from dewmark_desk.service import Service
 from dewmark_desk.signing import SigningKey, verify
-from dewmark_desk.verdicts import Query
 
 router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
 
@@ -40,10 +44,8 @@ router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
 @router.post(
     "/reports",
     response_model=ReportResponse,
-    dependencies=[Depends(token)],
-    responses=error_responses(404, 408, 413, 422, 429),
     summary="Check a text and sign the result",
-    openapi_extra=scopes(Scope.DETECT),
+    **guarded(Scope.DETECT),
 )
 async def report(
     body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
@@ -52,9 +54,8 @@ async def report(
 
     The text itself is not part of the report and is not stored.
     """
-    caller = require(caller, Scope.DETECT)
     signer = _signer(service)
-    how = decisions.examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
+    how = examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
     if body.name:
         check_text(body.name, "the name")
     query = Query(body.text, body.prompt)
@@ -62,7 +63,7 @@ async def report(
     claims = report_claims(
         body.text,
         found.said,
-        Technique.of(found.best.bound),
+        found.best.bound,
         said=found.said["sentence"],
         owner=found.best.owner,
         epoch=found.best.epoch,
@@ -77,16 +78,13 @@ async def report(
 @router.post(
     "/reports/table",
     response_model=TableResponse,
-    dependencies=[Depends(token)],
-    responses=error_responses(404, 408, 413, 422, 429),
     summary="Put signed reports into one signed table",
-    openapi_extra=scopes(Scope.DETECT),
+    **guarded(Scope.DETECT),
 )
 async def table(
     body: TableRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """The verdicts of reports that this service signed, as a CSV file with a signed document beside it."""
-    caller = require(caller, Scope.DETECT)
     signer = _signer(service)
     async with service.charged(caller, 0, requests=1):
         try:
@@ -103,7 +101,7 @@ async def table(
 @router.post(
     "/reports/verify",
     response_model=VerifyResponse,
-    responses={status: error_responses(408, 413, 422)[status] for status in (400, 408, 413, 422, 503)},
+    responses=error_responses(400, 408, 413, 422, 503),
     summary="Check a document that this service signed",
 )
 async def check(body: VerifyRequest, service: ServiceOf, request_id: RequestId) -> JSONResponse:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from dewmark import Detector
 from dewmark.registry import Registry
@@ -19,42 +18,14 @@ from dewmark.scheme import check_text
 from dewmark_desk.admission import RATE_SECONDS
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import CallerOf, RequestId, ServiceOf, error_responses, require, token
-from dewmark_desk.routes.guarded_route import GuardedRoute, scopes
-from dewmark_desk.schemas import TenantId
+from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.schemas import Change, RewriteRequest, RewriteResponse
 
-router = APIRouter(prefix="/v1", tags=["generation"], dependencies=[Depends(token)], route_class=GuardedRoute)
+router = APIRouter(prefix="/v1", tags=["generation"], route_class=GuardedRoute)
 rewriters = Registry("way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite")
 
 _MOST = 4_000  # characters of a text: some 600 words
 _SECONDS = 0.025  # of work for a character
-
-
-class RewriteRequest(BaseModel):
-    """A text to mark, and the share of its words that may change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    text: str
-    tenant: TenantId | None = Field(None, description="Default: the token's only tenant.")
-    budget: float = Field(0.1, gt=0.0, le=0.5)
-
-
-class Change(BaseModel):
-    """Characters [start, end) of the text, which read ``old``, would become ``new``."""
-
-    start: int
-    end: int
-    old: str
-    new: str
-
-
-class RewriteResponse(BaseModel):
-    """The changes, the most valuable first; they do not overlap."""
-
-    request_id: str
-    tenant: str
-    changes: list[Change]
 
 
 def installed() -> bool:
@@ -65,15 +36,13 @@ def installed() -> bool:
 @router.post(
     "/rewrite",
     response_model=RewriteResponse,
-    responses=error_responses(404, 408, 413, 422, 429),
     summary="Propose changes that mark a text",
-    openapi_extra=scopes(Scope.GENERATE),
+    **guarded(Scope.GENERATE),
 )
 async def rewrite(
     body: RewriteRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Synonyms and small words that give an English text the tenant's mark and leave its meaning."""
-    caller = require(caller, Scope.GENERATE)
     check_text(body.text, "the text")
     if len(body.text) > _MOST:
         raise ApiError(413, "text_too_large", f"a text to rewrite may have {_MOST:,} characters")

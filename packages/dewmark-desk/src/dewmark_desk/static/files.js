@@ -4,7 +4,7 @@ import { extract } from "/static/api.js";
 import { t } from "/static/i18n.js";
 
 const PLAIN = [".txt", ".md"];
-const DOCUMENTS = [".pdf", ".docx", ".odt", ".rtf"];
+const DOCUMENTS = [".pdf", ".docx", ".odt"];
 const MARKS = [
   [[0xef, 0xbb, 0xbf], "utf-8"],
   [[0xff, 0xfe], "utf-16le"],

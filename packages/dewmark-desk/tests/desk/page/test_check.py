@@ -9,8 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 from tests.desk.live import live_service
-from tests.desk.test_documents import odt
-from tests.desk.test_uploads import docx, pdf
+from tests.desk.test_documents import docx, odt, pdf
 
 from dewmark_desk.signing import SigningKey, verify
 
@@ -93,13 +92,12 @@ def test_empty_text_is_an_error(desk):
     expect(page.get_by_role("alert")).to_have_text("There is no text yet. Paste one or drop a file.")
 
 
-@pytest.mark.parametrize("kind", [".txt", ".md", ".docx", ".odt", ".rtf", ".pdf"])
+@pytest.mark.parametrize("kind", [".txt", ".md", ".docx", ".odt", ".pdf"])
 def test_dropped_file_is_checked(desk, marked, kind):
     words = marked.split()
     lines = [" ".join(words[i : i + 12]) for i in range(0, len(words), 12)]
     body = f"<w:p><w:r><w:t>{marked}</w:t></w:r></w:p>"
     made = {".docx": docx(body), ".odt": odt(f"<text:p>{marked}</text:p>"), ".pdf": pdf([lines])}
-    made[".rtf"] = b"{\\rtf1\\ansi " + marked.encode() + b"\\par}"
     content = made.get(kind, marked.encode())
     one = desk()
     one.drop({f"letter{kind}": content})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+from dewmark.dew.scheme import DEW
 from dewmark.types import Detection, ForgeryTest, Verdict
-from dewmark_desk.reports.detection_report import REPORT, Technique, render_report, report_claims
+from dewmark_desk.detection_report import REPORT, render_report, report_claims
 from dewmark_desk.signing import SigningKey, verify
 
-TECHNIQUE = Technique("dew", "words", {}, "0" * 8, "feed")
+BOUND = SimpleNamespace(scheme=DEW(), config_hash="0" * 8)
 MARKED = Detection(
     verdict=Verdict.MARKED,
     p_value=1e-9,
@@ -25,7 +27,7 @@ MARKED = Detection(
 
 
 def claims_of(found: Detection) -> dict:
-    return report_claims("a text", found.to_dict(), TECHNIQUE, said="marked")
+    return report_claims("a text", found.to_dict(), BOUND, said="marked")
 
 
 def test_member_payload_epoch_and_attribution_are_signed_and_shown() -> None:

@@ -1,19 +1,22 @@
-"""Signed detection reports: what was found in a text, by which technique, at which level.
+"""Signed detection reports: what was found in a text, by which technique, at which level; and tables of them.
 
 `report_claims` says it in JSON values, which `dewmark_desk.signing` signs; `render_report` shows the same on
 a page to print, with the signed document at its end. A report has the text's SHA-256 and never the text.
+`table_csv` puts many reports into a CSV file; the signed claims beside it name the file's SHA-256, so that
+anyone can tell that the desk wrote the table and nobody changed it.
 
 Boundary: results in, claims and pages out; nothing here detects or signs.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import re
 import secrets
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,8 +27,10 @@ from dewmark.types import Looks, Verdict
 from dewmark.version import __version__
 from dewmark_desk.signing import Signed
 
-REPORT = "detection-report"
+REPORT, TABLE = "detection-report", "verdict-table"
+TABLE_FILE = "verdicts.csv"
 _FORMAT = 1
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
 
 _STYLE = """
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.2rem; } dt { color: var(--soft); }
@@ -38,24 +43,6 @@ header { display: flex; justify-content: space-between; align-items: baseline; f
   body { background: #fff; color: #000; font-size: 10pt; } main { padding: 0; }
   article { break-inside: avoid; border-color: #999; } }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Technique:
-    """What a result rests on: the scheme with its settings, and the key's fingerprint."""
-
-    scheme: str
-    summary: str
-    settings: Mapping[str, Any]
-    config_hash: str
-    key_fingerprint: str
-
-    @classmethod
-    def of(cls, bound: BoundScheme) -> Technique:
-        """The technique of a bound scheme, with the settings that have a value."""
-        scheme = bound.scheme
-        settings = {name: value for name, value in scheme.to_dict().items() if value is not None}
-        return cls(scheme.name, scheme.summary, settings, bound.config_hash, bound.fingerprint)
 
 
 def text_digest(text: str) -> str:
@@ -72,7 +59,7 @@ def timestamp(seconds: float | None = None) -> str:
 def report_claims(
     text: str,
     found: Mapping[str, Any],
-    technique: Technique,
+    bound: BoundScheme,
     *,
     said: str,
     owner: str | None = None,
@@ -82,19 +69,14 @@ def report_claims(
 ) -> dict[str, Any]:
     """The claims of a report on one text.
 
-    ``found`` is the result as JSON values (`Detection.to_dict`),
-    ``said`` the same in one sentence. ``owner`` (a tenant, or a key file's name) and ``epoch`` belong to the
+    ``found`` is the result under the ``bound`` key as JSON values (`Detection.to_dict`), ``said`` the same
+    in one sentence. ``owner`` (a tenant, or a key file's name) and ``epoch`` belong to the
     best key, and are claimed only if the text is marked or no other key was tried.
     """
-    keys = found["looks"]["keys"]
+    keys, scheme = found["looks"]["keys"], bound.scheme
     known = names_the_key(Verdict(found["verdict"]), keys)
     return {
-        "document": REPORT,
-        "format": _FORMAT,
-        "id": secrets.token_hex(8),
-        "issued": timestamp(),
-        "issuer": issuer,
-        "software": f"dewmark {__version__}",
+        **_heading(REPORT, issuer),
         "text": {
             "sha256": text_digest(text),
             "characters": len(text),
@@ -118,10 +100,10 @@ def report_claims(
             "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
         },
         "technique": {
-            "scheme": technique.scheme,
-            "summary": technique.summary,
-            "settings": dict(technique.settings),
-            "config_hash": technique.config_hash if known else None,
+            "scheme": scheme.name,
+            "summary": scheme.summary,
+            "settings": {name: value for name, value in scheme.to_dict().items() if value is not None},
+            "config_hash": bound.config_hash if known else None,
             "test": found["test"],
         },
         "evidence": {name: found[name] for name in ("z", "effective_length", "tokens_scored")},
@@ -275,3 +257,55 @@ def _where(coverage: Mapping[str, Any] | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "unknown" if value is None else f"{value:.{digits}f}"
+
+
+def _heading(document: str, issuer: str | None) -> dict[str, Any]:
+    return {
+        "document": document,
+        "format": _FORMAT,
+        "id": secrets.token_hex(8),
+        "issued": timestamp(),
+        "issuer": issuer,
+        "software": f"dewmark {__version__}",
+    }
+
+
+def table_csv(reports: Sequence[Mapping[str, Any]]) -> str:
+    """The claims of detection reports, a row for each; a name that looks like a formula is quoted."""
+    stream = io.StringIO()
+    rows = [_row(claims) for claims in reports]
+    writer = csv.DictWriter(stream, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def table_claims(table: str, *, rows: int, issuer: str | None) -> dict[str, Any]:
+    """What is signed about a table."""
+    return {
+        **_heading(TABLE, issuer),
+        "rows": rows,
+        "files": {TABLE_FILE: hashlib.sha256(table.encode()).hexdigest()},
+        "caveats": list(CAVEATS),
+    }
+
+
+def _row(claims: Mapping[str, Any]) -> dict[str, Any]:
+    text, found = claims["text"], claims["attribution"] or {}
+    row = {
+        "text": text["name"],
+        "verdict": claims["verdict"],
+        "p_value": claims["p_value"],
+        "z": claims["evidence"]["z"],
+        "effective_length": claims["evidence"]["effective_length"],
+        "fpr": claims["level"],
+        "tenant": found.get("owner"),
+        "key_fingerprint": found.get("key_fingerprint"),
+        "time": claims["issued"],
+        "sha256": text["sha256"],
+        "report": claims["id"],
+    }
+    return {
+        name: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        for name, value in row.items()
+    }

@@ -1,1 +1,0 @@
-"""Signed detection reports, the provider's dossier and the signpost."""
