@@ -119,6 +119,7 @@ class SentenceScheme(Scheme):
     """The parameters that such schemes share."""
 
     needs: ClassVar[Needs] = Needs(encoder=True, artifact=True, drafts=True)
+    host_free: ClassVar[bool] = True  # detection only reads sentences
 
     gamma: float = 0.25
     """Share γ of the bins that the key accepts after each bin; γ times their number must be an integer."""
@@ -136,11 +137,6 @@ class SentenceScheme(Scheme):
             (self.tries >= 1, "tries", "be at least 1", self.tries),
             (self.drafts >= 1, "drafts", "be at least 1", self.drafts),
         )
-
-    @property
-    def host_free(self) -> bool:
-        """True: detection only reads sentences."""
-        return True
 
     @abstractmethod
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
