@@ -50,7 +50,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "morphmark": ("morphmark", {"form": "exponential", "k": 1.3, "p0": 0.15, "gamma": 0.5, "prefix": 1}),
     "exp": ("exp", {}),
     "synthid": ("synthid", {"depth": 30, "leaves": 2, "prefix": 3, "history": 1024}),
-    "unbiased": ("unbiased", {"reweight": "gamma", "grid": 10, "prefix": 3, "repeats": "skip"}),
+    "unbiased": ("unbiased", {"grid": 10, "prefix": 3, "repeats": "skip"}),
     "dipmark": ("dipmark", {"alpha": 0.45, "gamma": 0.5, "prefix": 3, "repeats": "keep"}),
     "semstamp": ("semstamp", {"dimensions": 3, "gamma": 0.25, "margin": 0.01, "tries": 100}),
     "ksemstamp": ("ksemstamp", {"gamma": 0.25, "margin": 0.035, "tries": 100}),
