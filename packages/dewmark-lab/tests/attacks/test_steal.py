@@ -83,11 +83,11 @@ def test_unigram_mark_is_scrubbed(host, unigram):
 
 
 def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
-    """Of 24 texts of one key and 24 of another, those of the first teach its mark, and all together less."""
+    """Of 16 texts of one key and 16 of another, those of the first teach its mark, and all together less."""
     keys = [dewmark.Key(bytes(range(i, 32 + i))) for i in (0, 1)]
     victims = [dewmark.load_scheme(key, host=host.info, settings={"alpha": 1.0}) for key in keys]
-    marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 24, seed=100 * i)]
-    base, humans = corpus_of(host, None, 24, seed=1000), corpus_of(FakeHost(512, seed=5), None, 12, seed=0)
+    marked = [text for i, v in enumerate(victims) for text in corpus_of(host, v, 16, seed=100 * i)]
+    base, humans = corpus_of(host, None, 16, seed=1000), corpus_of(FakeHost(512, seed=5), None, 12, seed=0)
     found = {}
     for grouping in ("pooled", "told"):
         settings = StealSettings(method="embedding", grouping=grouping, strength=0.0, texts=2, tokens=20)
@@ -100,12 +100,12 @@ def test_a_ring_is_forged_by_who_is_told_its_members(host, bag_encoder):
                 humans,
                 settings=settings,
                 prompts=PROMPTS,
-                members=[0] * 24 + [1] * 24,
+                members=[0] * 16 + [1] * 16,
             )
             for victim in victims
         ]
-    assert [row.grouped for row in found["told"]] == [24, 24]
-    assert [row.grouped for row in found["pooled"]] == [48, 48]
+    assert [row.grouped for row in found["told"]] == [16, 16]
+    assert [row.grouped for row in found["pooled"]] == [32, 32]
     # one of the two victims is the one whose texts were learned from
     assert max(row.cosine for row in found["told"]) > max(row.cosine for row in found["pooled"])
     with pytest.raises(InputError, match="member"):
