@@ -186,7 +186,7 @@ def one_search(monkeypatch):
 
 def test_unmarked_documents_under_50_keys(one_search):
     """Any accusation, of the whole text or of any passage, under any key: at most the level."""
-    keys, texts, level = [NoiseBound(number) for number in range(50)], 150, 0.1
+    keys, texts, level = [NoiseBound(number) for number in range(50)], 100, 0.1
     found = [dewmark.locate(f"{i:-<120}", keys, fpr=level) for i in range(texts)]
     accused = sum(each.is_marked or bool(each.passages) for each in found)
     margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)

@@ -21,7 +21,7 @@ from dewmark.sampling import RandomStreams
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")
-KEYS = 3500
+KEYS = 2500
 LENGTH = 4  # words after the first three
 START = "the old bridge"
 WORDS = [" the", " of", " water", " night"]
@@ -109,7 +109,7 @@ def test_the_test_would_notice_steps_that_ignore_one_another(bag_encoder, tmp_pa
     tokens = sorted(ids_of(bound, WORDS))
     monkeypatch.setattr("dewmark.dew.word_step.WordStates.remember", lambda *_: None)
     found = texts_written(bound, tokens, Decoding(), bound.race, seed=0)
-    assert misfit(found, tokens, Decoding()) < 1e-6
+    assert misfit(found, tokens, Decoding()) < 1e-5
 
 
 def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tmp_path) -> None:
