@@ -24,8 +24,7 @@ SOURCE = (
     "to the authors of this software. Check it against the Code before you rely on it."
 )
 READ_KINDS = (
-    "dew, dew-open, vllm-gumbel, vllm-dual-key-gumbel, sglang-gumbel, transformers-kgw, "
-    "transformers-synthid"
+    "dew, dew-open, vllm-gumbel, vllm-dual-key-gumbel, sglang-gumbel, transformers-kgw, transformers-synthid"
 )
 
 
