@@ -13,7 +13,12 @@ import pytest
 
 from dewmark.batch.detecting import ScoringWorker
 
-WORDS = ["the", "old", "bridge", "over", "a", "river", "was", "built", "by", "people", "who", "came", "from"]
+_VOCABULARY = """
+the old bridge over a river was built by people who came from village market winter summer garden window
+paper letter music teacher doctor farmer sailor forest mountain valley harbour island street castle kitchen
+bread butter apple water silver copper stone wooden heavy narrow gentle silent early yellow purple distant
+"""
+WORDS = _VOCABULARY.split()
 
 
 def export_kgw(folder: Path) -> Path:
@@ -31,7 +36,7 @@ def texts(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
     """Rows of short texts with integer ids; every fifth text is blank."""
     draw = random.Random(seed)
     return [
-        {"id": i, "text": "" if i % 5 == 4 else " ".join(draw.choices(WORDS, k=draw.randint(12, 25)))}
+        {"id": i, "text": "" if i % 5 == 4 else " ".join(draw.choices(WORDS, k=draw.randint(25, 50)))}
         for i in range(count)
     ]
 
