@@ -66,7 +66,6 @@ class LoadedModels:
         wanted = (entry.scheme, entry.settings, entry.host, key, own_texts)
         if self._scheme is None or self._scheme[0] != wanted:
             from dewmark import hosts
-            from dewmark.models.devices import torch_device
 
             def open_host(other: str | None) -> LanguageModel:
                 return self.host(other or entry.host)
@@ -80,8 +79,7 @@ class LoadedModels:
             if own_texts is not None and isinstance(bound, KeepsRecords):
                 rows = own_texts[0].read(own_texts[1])
                 bound.finished([row["text"] for row in rows], seeds=[row["seed"] for row in rows])
-            move = getattr(bound, "on", None)  # of schemes whose test can run on a device
-            self._scheme = wanted, bound if move is None else move(str(torch_device(self.device)))
+            self._scheme = wanted, bound
         return self._scheme[1]
 
     def reader(self, name: str) -> Expectations:
