@@ -48,13 +48,12 @@ DEFAULT_ATTACKS = (
     "delete:r=0.3",
     "truncate:n=60",
     "copy-paste:share=0.25",
-    "synonym:method=wordnet",
     "round-trip",
     "translate",
 )
 """The attacks that need no large model; those that this machine cannot run are reported as not measured."""
 
-LARGE_ATTACKS = ("paraphrase", "dipper")
+LARGE_ATTACKS = ("synonym", "paraphrase", "dipper")
 """The library's other attacks, which are measured only on request."""
 
 _FORMATS: Mapping[str, Sequence[str]] = {
