@@ -30,7 +30,7 @@ the mark stronger; the default's 0.35 about balances the two.
 
 f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
 is exactly N(0, 1) over keys for every text that was written without the key. Detectors replace the mean word
-t̄ by the word that was to be expected in each place, if they have a reader (`dewmark.dew.expected`); what
+t̄ by the word that a reader expects in each place, if they have one (`dewmark.dew.expected`); what
 stands here is the test with ``--reader none``.
 
 A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times

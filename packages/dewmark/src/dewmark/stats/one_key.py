@@ -1,4 +1,4 @@
-"""What one key does to many texts: how their z-scores go together, and how its false alarms then come.
+"""One key and many texts: how their z-scores are correlated, and its false-alarm rate that follows.
 
 The key test is exact for one text over random keys. An operator has one key and many texts, so the question
 turns round: under this key, do unmarked texts of one kind score high together? ``docs/statistics.md``,
