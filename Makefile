@@ -30,7 +30,7 @@ setup: $(VENV)/.dev ## everything for development, in .venv
 demo: $(VENV)/.run ## a marked and an unmarked answer side by side (the first run fetches the model); HOST=qwen: 1.5B
 	@$(BIN)/dewmark demo --host $(if $(filter qwen,$(HOST)),qwen2.5-coder-1.5b,$(or $(HOST),smollm2-135m))
 
-reproduce-smoke: $(VENV)/.attacks ## a small main table from prompts to report, in minutes, on two cores
+reproduce-smoke: $(VENV)/.run ## a small main table from prompts to report, in minutes, on two cores
 	$(BIN)/dewmark reproduce main --profile local --texts 20 --seeds 2 --schemes dew-default,kgw,synthid \
 		--attacks delete-0.3,round-trip --judge smollm2-135m --jobs 2 --batch-size 20 --out reproduced/smoke
 

@@ -22,7 +22,7 @@ from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk import verdicts
 from dewmark_desk.admission import SLICE, seconds_of
 from dewmark_desk.fair_pool import FairPool, Overloaded
-from dewmark_desk.jobs import BATCH, Item, Job, Jobs, Scored
+from dewmark_desk.jobs import BATCH, Item, Job, Jobs, ScoredItem
 from dewmark_desk.query_log import QueryLog
 from dewmark_desk.tenants import Tenant
 from dewmark_desk.verdicts import Examination, Query
@@ -33,7 +33,7 @@ _TURN_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 _SWEEP_SECONDS = 600.0
 
-Scoring = Callable[[Sequence[Item]], list[Scored]]
+Scoring = Callable[[Sequence[Item]], list[ScoredItem]]
 
 _log = logging.getLogger("dewmark_desk")
 
@@ -134,11 +134,11 @@ class JobRunner:
         # an audit is what a language needs
         anywhere = for_languages(tenants[0].bound, LanguagePolicy(every=True))
 
-        def score(some: Sequence[Item]) -> list[Scored]:
+        def score(some: Sequence[Item]) -> list[ScoredItem]:
             texts, prompts = [item.text for item in some], [item.prompt for item in some]
             found = anywhere.detect_batch(texts, prompts=prompts, fpr=DEFAULT_FPR, test=job.test)
             return [
-                Scored(item.number, each.tokens_scored, each.p_value if each.verdict.conclusive else None)
+                ScoredItem(item.number, each.tokens_scored, each.p_value if each.verdict.conclusive else None)
                 for item, each in zip(some, found, strict=True)
             ]
 
@@ -147,7 +147,7 @@ class JobRunner:
     def _detect(self, job: Job, tenants: Sequence[Tenant]) -> Scoring:
         how = _examination(job, tenants)
 
-        def score(some: Sequence[Item]) -> list[Scored]:
+        def score(some: Sequence[Item]) -> list[ScoredItem]:
             queries = [Query(item.text, item.prompt) for item in some]
             found = [answer.said for answer in verdicts.detect(queries, how)]
             if self._query_log is not None:
@@ -159,7 +159,7 @@ class JobRunner:
                     answers=found,
                 )
             return [
-                Scored(
+                ScoredItem(
                     item.number,
                     answer["tokens_scored"],
                     answer["p_value"] if Verdict(answer["verdict"]).conclusive else None,

@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredItem:
     """The result for one text; without a p-value it was too short for a verdict."""
 
     number: int
@@ -246,7 +246,7 @@ class Jobs:
             rows = connection.execute(chosen.where(items.c.number <= last).order_by(items.c.number)).all()
         return [Item(row.number, row.text, row.prompt, row.language) for row in rows]
 
-    def record(self, job: Job, scored: Sequence[Scored]) -> bool:
+    def record(self, job: Job, scored: Sequence[ScoredItem]) -> bool:
         """Write results and renew the lease; False if this worker has lost the lease."""
         with self._store.write() as connection:
             mine = connection.execute(
@@ -293,13 +293,13 @@ class Jobs:
             ended.set()
             thread.join()
 
-    def outcomes(self, job: Job) -> list[tuple[str, Scored]]:
+    def outcomes(self, job: Job) -> list[tuple[str, ScoredItem]]:
         """The language and result of every text."""
         with self._store.read() as connection:
             rows = connection.execute(
                 sa.select(items).where(items.c.job == job.id).order_by(items.c.number)
             ).all()
-        return [(row.language, Scored(row.number, row.length, row.p_value)) for row in rows]
+        return [(row.language, ScoredItem(row.number, row.length, row.p_value)) for row in rows]
 
     def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[dict[str, Any]]:
         """The results of a batch as JSON values, in order, from the text that follows number ``after``."""

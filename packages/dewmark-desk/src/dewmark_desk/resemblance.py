@@ -1,4 +1,4 @@
-"""What the next answer about a text costs a public token: each one about texts that resemble it costs more.
+"""The price of an answer to a public token: each further answer about similar texts costs more.
 
 Someone who may ask often about variants of one text learns which of its words count, and so how to remove or
 forge a mark. Every answer here is the verdict on the very text that was sent, but the first `FREE` answers

@@ -11,7 +11,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts
 from tests.desk.test_jobs import ended
 
-from dewmark_desk.jobs import Item, Jobs, Scored
+from dewmark_desk.jobs import Item, Jobs, ScoredItem
 from dewmark_desk.store import Store, items
 from dewmark_desk.store import texts as stored_texts
 
@@ -134,6 +134,6 @@ def test_a_slow_chunk_keeps_its_job(tmp_path):
     with slow.keeping(job):
         time.sleep(0.7)
         assert other.claim(["acme"]) is None
-    assert slow.record(job, [Scored(0, 1, 0.5)])
+    assert slow.record(job, [ScoredItem(0, 1, 0.5)])
     time.sleep(0.4)  # nobody renews it any more, as if the worker had died
     assert other.claim(["acme"]).id == job.id

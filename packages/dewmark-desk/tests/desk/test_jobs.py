@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts
 
-from dewmark_desk.jobs import ATTEMPTS, Item, Jobs, Scored, TooManyJobs
+from dewmark_desk.jobs import ATTEMPTS, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
 TEXTS = plain_texts(24, 60)
@@ -56,7 +56,7 @@ class TestLeases:
         submit(workers[0])
         job = workers[0].claim(["acme"])
         first = workers[0].open_items(job, count=2)
-        assert workers[0].record(job, [Scored(item.number, 10, 0.5) for item in first])
+        assert workers[0].record(job, [ScoredItem(item.number, 10, 0.5) for item in first])
         clock.now += 19.0
         assert workers[1].claim(["acme"]) is None
         clock.now += 2.0
@@ -64,7 +64,7 @@ class TestLeases:
         assert (taken.id, taken.done) == (job.id, 2)
         assert [item.number for item in workers[1].open_items(taken, count=9)] == [2, 3, 4]
         # the first worker was merely slow: its late results do not count
-        assert not workers[0].record(job, [Scored(2, 10, 0.5)])
+        assert not workers[0].record(job, [ScoredItem(2, 10, 0.5)])
         workers[0].finish(job, error="late")
         assert workers[0].get(job.id).state == "running"
 
@@ -88,7 +88,7 @@ class TestLeases:
     def test_texts_are_deleted_when_their_job_ends(self, workers, store):
         submit(workers[0])
         job = workers[0].claim(["acme"])
-        workers[0].record(job, [Scored(0, 10, 0.5)])
+        workers[0].record(job, [ScoredItem(0, 10, 0.5)])
         with store.read() as connection:
             left = connection.execute(sa.select(texts.c.text).order_by(texts.c.number)).scalars().all()
         assert left == ["text 1", "text 2", "text 3", "text 4"]
@@ -173,7 +173,7 @@ class TestAudit:
             owner_limit=9, limit=9,
         )  # fmt: skip
         taken = first.jobs.claim(["acme"])
-        first.jobs.record(taken, [Scored(i, 57, 0.5) for i in range(10)])
+        first.jobs.record(taken, [ScoredItem(i, 57, 0.5) for i in range(10)])
         first.jobs.release(taken)
         client = open_service(make_service(tmp_path))
         done = ended(client, f"/v1/jobs/{job.id}")
@@ -190,5 +190,5 @@ def test_a_chunk_holds_few_large_texts(store):
     chunks = []
     while chunk := jobs.open_items(job, count=16, characters=1000):
         chunks.append([item.text[0] for item in chunk])
-        assert jobs.record(job, [Scored(item.number, 1, 0.5) for item in chunk])
+        assert jobs.record(job, [ScoredItem(item.number, 1, 0.5) for item in chunk])
     assert chunks == [["a"], ["b", "c"], ["d"]]

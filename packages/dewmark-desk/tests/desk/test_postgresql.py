@@ -11,7 +11,7 @@ from tests.desk.live import make_service, marked_texts, plain_texts
 from tests.desk.test_jobs import ended
 
 from dewmark.cli.app import main
-from dewmark_desk.jobs import BATCH, Item, Scored
+from dewmark_desk.jobs import BATCH, Item, ScoredItem
 
 pytestmark = pytest.mark.skipif("DEWMARK_TEST_POSTGRESQL" not in os.environ, reason="no PostgreSQL server")
 TEXTS = [*marked_texts(12, 60)[:4], *plain_texts(24, 60)[:16]]
@@ -30,7 +30,7 @@ def test_another_machine_finishes_a_batch_and_its_results_are_whole(url, open_se
     )  # fmt: skip
     taken = first.jobs.claim(["acme"])
     answer = {"verdict": "not_marked", "p_value": 0.5}
-    assert first.jobs.record(taken, [Scored(i, 50, 0.5, answer) for i in range(5)])
+    assert first.jobs.record(taken, [ScoredItem(i, 50, 0.5, answer) for i in range(5)])
     time.sleep(0.6)  # the first machine dies here: its lease runs out
     client = open_service(make_service(tmp_path, store=url, lease_seconds=0.5))
     done = ended(client, f"/v1/jobs/{job.id}")

@@ -11,7 +11,7 @@ import torch
 from tests.attacks.tiny_bergamot import LETTERS, VOCABULARY, tiny_bergamot, translated
 
 from dewmark.errors import ModelError
-from dewmark_lab.attacks.translation.bergamot import END, BergamotTranslator, Network, read_marian
+from dewmark_lab.attacks.translation.bergamot import END, BergamotTranslator, MarianNetwork, read_marian
 
 CPU = torch.device("cpu")
 
@@ -77,7 +77,7 @@ class TestNetwork:
             weights = tiny_bergamot(tmp_path / str(seed), seed=seed)
             file = read_marian(tmp_path / str(seed) / "model.tiny.bin")
             given = sources(12, seed)
-            made = Network(file, device=CPU).translate(given)
+            made = MarianNetwork(file, device=CPU).translate(given)
             expected = [translated(weights, source) for source in given]
             assert made == expected
             ended += sum(

@@ -12,7 +12,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
-    Rewriter,
+    RewritingForger,
 )
 
 
@@ -47,7 +47,7 @@ def test_fidelity_sets_how_much_a_rewriter_keeps(host):
     originals = {3: list(range(10, 40)), 4: list(range(60, 75))}
 
     def kept(fidelity):
-        rewriter = Rewriter(None, originals, host.info, fidelity=fidelity)
+        rewriter = RewritingForger(None, originals, host.info, fidelity=fidelity)
         made = host.generate(
             ["the sea", "a hill"],
             scheme=rewriter,
@@ -67,6 +67,6 @@ def test_invalid_uses_are_rejected(host):
     with pytest.raises(ConfigError, match="no detector"):
         forger.detect("some text")
     with pytest.raises(ConfigError, match="one seed per row"):
-        Rewriter(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
+        RewritingForger(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(VocabularyError, match="512 tokens"):
         CountsForger(boosts, FakeHost(300).info, strength=1.0)

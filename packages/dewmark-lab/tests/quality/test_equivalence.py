@@ -9,7 +9,7 @@ import pytest
 
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.metrics import mean_interval
-from dewmark_lab.quality.equivalence import Outcome, equivalence
+from dewmark_lab.quality.equivalence import MarginOutcome, equivalence
 
 TABLES = 800
 ERROR = math.sqrt(0.95 * 0.05 / TABLES)  # standard error of a coverage of 95%
@@ -73,16 +73,16 @@ def test_a_difference_at_the_margin_is_rarely_called_within():
         for each in tables(5, 4, 50, of_key=0.2, of_prompt=0.3, mean=0.5)
     ]
     limit = 0.025 + 3 * math.sqrt(0.025 * 0.975 / TABLES)
-    assert found.count(Outcome.WITHIN) / TABLES < limit
-    assert found.count(Outcome.EXCEEDED) / TABLES < limit
+    assert found.count(MarginOutcome.WITHIN) / TABLES < limit
+    assert found.count(MarginOutcome.EXCEEDED) / TABLES < limit
 
 
 def test_enough_texts_decide_either_way():
     near = next(tables(6, 4, 400, of_key=0.05, of_prompt=0.2))
-    assert equivalence(near, margin=0.3).outcome is Outcome.WITHIN
-    assert equivalence(near + 1.0, margin=0.3).outcome is Outcome.EXCEEDED
-    assert equivalence(near - 1.0, margin=0.3).outcome is Outcome.EXCEEDED
-    assert equivalence(near[:, :10], margin=0.3).outcome is Outcome.INCONCLUSIVE
+    assert equivalence(near, margin=0.3).outcome is MarginOutcome.WITHIN
+    assert equivalence(near + 1.0, margin=0.3).outcome is MarginOutcome.EXCEEDED
+    assert equivalence(near - 1.0, margin=0.3).outcome is MarginOutcome.EXCEEDED
+    assert equivalence(near[:, :10], margin=0.3).outcome is MarginOutcome.INCONCLUSIVE
 
 
 def test_the_worst_key_is_named_with_an_interval_for_all():
@@ -104,4 +104,4 @@ def test_prompts_without_a_value_are_left_out():
     with pytest.raises(ConfigError, match="a margin must be a positive number, got 0"):
         equivalence(table, margin=0.0)
     flat = equivalence(np.zeros((2, 5)), margin=1.0)
-    assert (flat.difference.low, flat.difference.high, flat.outcome) == (0.0, 0.0, Outcome.WITHIN)
+    assert (flat.difference.low, flat.difference.high, flat.outcome) == (0.0, 0.0, MarginOutcome.WITHIN)

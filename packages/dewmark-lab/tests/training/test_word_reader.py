@@ -18,7 +18,7 @@ from dewmark.encoders.contexts import register_texts
 from dewmark.encoders.lexicon import Lexicon, load_lexicon
 from dewmark.text.words import words
 from dewmark.workspace import NO_READER, Workspace, no_host
-from dewmark_lab.training.word_reader import Example, Network, Training, train
+from dewmark_lab.training.word_reader import Example, ReaderNetwork, Training, train
 
 WORKSPACE = Workspace(cache=Path("unused"))
 TEXTS = [" ".join(text.split()) for text in register_texts() if len(text.split()) > 60]
@@ -96,7 +96,7 @@ def test_training_writes_the_network_that_is_read(tmp_path) -> None:
     reader = load_packaged_reader(lexicon(), tmp_path / "reader")
     units = torch.from_numpy(lexicon().tokens(np.arange(len(lexicon()) + 1)))
     places = torch.from_numpy(reader._place)
-    network = Network(units, places, width=32, inner=48)
+    network = ReaderNetwork(units, places, width=32, inner=48)
     with torch.no_grad():
         for name, value in reader._weights.items():
             if name not in ("scales", "unlisted"):

@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dewmark_rewrite.documents import Document, read_document
+    from dewmark_rewrite.documents import RewritableDocument, read_document
     from dewmark_rewrite.rewriting import Options, Rewriter, Rewritten, rewrite
     from dewmark_rewrite.thesaurus import Candidate, Thesaurus
 
 __all__ = [
     "Candidate",
-    "Document",
     "Options",
+    "RewritableDocument",
     "Rewriter",
     "Rewritten",
     "Thesaurus",
@@ -23,7 +23,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("Candidate", "Thesaurus"), "thesaurus"),
-    **dict.fromkeys(("Document", "read_document"), "documents"),
+    **dict.fromkeys(("RewritableDocument", "read_document"), "documents"),
     **dict.fromkeys(("Options", "Rewriter", "Rewritten", "rewrite"), "rewriting"),
 }
 

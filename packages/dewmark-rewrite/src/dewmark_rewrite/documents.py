@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dewmark.errors import InputError
-from dewmark_rewrite.sentences import Span
+from dewmark_rewrite.sentences import TextSpan
 from dewmark_rewrite.thesaurus import Candidate, apply
 
 _PART = "word/document.xml"
@@ -28,21 +28,21 @@ _XML = re.compile(
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """A piece of a Word document's text: its place in the text, and in the XML."""
 
-    place: Span
-    source: Span
+    place: TextSpan
+    source: TextSpan
 
 
 @dataclass(frozen=True)
-class Document:
+class RewritableDocument:
     """A file's ``text``, and the places of it that must stay because its format cannot change them."""
 
     text: str
-    fixed: tuple[Span, ...] = ()
+    fixed: tuple[TextSpan, ...] = ()
     data: bytes = field(default=b"", repr=False)
-    runs: tuple[Run, ...] = field(default=(), repr=False)
+    runs: tuple[TextRun, ...] = field(default=(), repr=False)
 
     def with_changes(self, changes: Sequence[Candidate]) -> bytes:
         """The file with changes of its text."""
@@ -74,19 +74,19 @@ class Document:
         return written.getvalue()
 
 
-def read_document(data: bytes, name: str) -> Document:
+def read_document(data: bytes, name: str) -> RewritableDocument:
     """The document in a file's bytes; its name tells Word documents from text."""
     if Path(name).suffix.lower() == ".docx":
         return _word(data, name)
     try:
-        return Document(data.decode("utf-8-sig"))
+        return RewritableDocument(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8, or as .docx"
         ) from None
 
 
-def _word(data: bytes, name: str) -> Document:
+def _word(data: bytes, name: str) -> RewritableDocument:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if archive.getinfo(_PART).file_size > _LARGEST:
@@ -95,12 +95,12 @@ def _word(data: bytes, name: str) -> Document:
     except (zipfile.BadZipFile, KeyError, UnicodeDecodeError):
         raise InputError(f"{name} is not a .docx document, or it is damaged or encrypted") from None
     pieces: list[str] = []
-    runs: list[Run] = []
+    runs: list[TextRun] = []
     length = 0
     for match in _XML.finditer(xml):
         if match["text"] is not None:
             piece = html.unescape(match["text"])
-            runs.append(Run(Span(length, length + len(piece)), Span(*match.span("text"))))
+            runs.append(TextRun(TextSpan(length, length + len(piece)), TextSpan(*match.span("text"))))
         else:
             piece = "\n" if match["paragraph"] else " " if match["break"] else ""
         pieces.append(piece)
@@ -109,4 +109,4 @@ def _word(data: bytes, name: str) -> Document:
     if not text.strip():
         raise InputError(f"{name} contains no text")
     joints = (run.place.end for run in runs if text[run.place.end - 1 : run.place.end + 1].isalnum())
-    return Document(text, tuple(Span(at - 1, at + 1) for at in joints), data, tuple(runs))
+    return RewritableDocument(text, tuple(TextSpan(at - 1, at + 1) for at in joints), data, tuple(runs))

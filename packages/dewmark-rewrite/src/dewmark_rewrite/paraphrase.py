@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dewmark.errors import ConfigError, ModelError
 from dewmark_rewrite.protection import MeaningCheck
-from dewmark_rewrite.sentences import Span, sentences
+from dewmark_rewrite.sentences import TextSpan, sentences
 from dewmark_rewrite.thesaurus import Candidate
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def drafts(
     check: MeaningCheck,
     *,
     number: int,
-    protected: Sequence[Span],
+    protected: Sequence[TextSpan],
     progress: Progress,
 ) -> Iterator[Candidate]:
     """Sentences that may replace those of a text; a sentence with anything protected in it stays."""

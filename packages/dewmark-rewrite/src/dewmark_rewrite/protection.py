@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dewmark_rewrite.sentences import Span, tokens
+from dewmark_rewrite.sentences import TextSpan, tokens
 
 if TYPE_CHECKING:
     from dewmark.encoders.base import Encoder
@@ -45,18 +45,19 @@ _PROTECTED = re.compile("|".join(f"(?:{pattern})" for pattern in _PATTERNS), re.
 _NUMBERS = re.compile(r"\S*\d\S*")
 
 
-def protected_spans(text: str, *, terms: Sequence[str] = (), numbers: bool = True) -> list[Span]:
+def protected_spans(text: str, *, terms: Sequence[str] = (), numbers: bool = True) -> list[TextSpan]:
     """The places of a text that stay as they are, in order; ``terms`` are whole words in any case.
 
     Without ``numbers`` they are left out, for engines that compare the numbers of whole sentences.
     """
-    found = [Span(*match.span()) for match in _PROTECTED.finditer(text) if match.end() > match.start()]
+    found = [TextSpan(*match.span()) for match in _PROTECTED.finditer(text) if match.end() > match.start()]
     if numbers:
-        found += [Span(*match.span()) for match in _NUMBERS.finditer(text)]
+        found += [TextSpan(*match.span()) for match in _NUMBERS.finditer(text)]
     if terms:
         listed = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
         found += [
-            Span(*match.span()) for match in re.finditer(rf"(?<!\w)(?:{listed})(?!\w)", text, re.IGNORECASE)
+            TextSpan(*match.span())
+            for match in re.finditer(rf"(?<!\w)(?:{listed})(?!\w)", text, re.IGNORECASE)
         ]
     return sorted(found)
 
@@ -87,7 +88,7 @@ def same_facts(old: str, new: str) -> bool:
 
 
 def _names(sentence: str) -> Counter[str]:
-    found = [sentence[span.start : span.end] for span in tokens(sentence, Span(0, len(sentence)))]
+    found = [sentence[span.start : span.end] for span in tokens(sentence, TextSpan(0, len(sentence)))]
     return Counter(token for i, token in enumerate(found) if is_name(token, first=i == 0))
 
 

@@ -21,12 +21,12 @@ from dewmark.scheme import BoundScheme
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.text.words import words
 from dewmark.workspace import Progress, silent
-from dewmark_rewrite.documents import Document
+from dewmark_rewrite.documents import RewritableDocument
 from dewmark_rewrite.fluency import CausalReading, Judge, causal_judge
 from dewmark_rewrite.paraphrase import ChatEndpoint, Writer, drafts, endpoint_writer, local_writer
 from dewmark_rewrite.protection import MeaningCheck, protected_spans
-from dewmark_rewrite.search import Limits, Read, Step, pruned, search, size
-from dewmark_rewrite.sentences import Span, sentences
+from dewmark_rewrite.search import Read, SearchLimits, Step, pruned, search, size
+from dewmark_rewrite.sentences import TextSpan, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
 if TYPE_CHECKING:
@@ -165,9 +165,9 @@ class Rewriter:
         bound = for_member(bound, member=self._member, payload=self.options.payload)
         self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
 
-    def rewrite(self, text: str | Document, *, review: Review | None = None) -> Rewritten:
+    def rewrite(self, text: str | RewritableDocument, *, review: Review | None = None) -> Rewritten:
         """The text with the mark."""
-        document = Document(text) if isinstance(text, str) else text
+        document = RewritableDocument(text) if isinstance(text, str) else text
         text, options = document.text, self.options
         number = len(words(text))
         if number < _SHORTEST:
@@ -176,7 +176,7 @@ class Rewriter:
             check_english(text)
         before = self.mark.detect(text)
         candidates, read = self.candidates(document)
-        limits = Limits(
+        limits = SearchLimits(
             words=math.floor(options.share * number),
             enough=self._enough,
             price=_PRICE[options.engine],
@@ -200,7 +200,7 @@ class Rewriter:
             data=document.with_changes(changes),
         )
 
-    def candidates(self, document: Document) -> tuple[list[Candidate], Read]:
+    def candidates(self, document: RewritableDocument) -> tuple[list[Candidate], Read]:
         """All changes that the engine offers, and what chooses those that read well."""
         text, options = document.text, self.options
         numbers = options.engine != "paraphrase"
@@ -303,7 +303,7 @@ def _brought(change: Candidate) -> frozenset[str]:
     return new - old or old
 
 
-def _part(text: str, sentence: Span, changes: Sequence[Candidate]) -> str:
+def _part(text: str, sentence: TextSpan, changes: Sequence[Candidate]) -> str:
     """A sentence of the text with changes."""
     moved = [
         replace(each, start=each.start - sentence.start, end=each.end - sentence.start) for each in changes

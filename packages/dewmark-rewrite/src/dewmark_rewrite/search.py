@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """When a search ends: ``words`` changed, or ``enough`` (text, z) says so.
 
     ``price`` is what a nat of a language model's loss costs in z. ``read`` leaves out changes that read
@@ -67,7 +67,7 @@ def size(change: Candidate) -> int:
     return max(gone.total(), come.total(), 1)
 
 
-def search(text: str, candidates: Sequence[Candidate], score: Score, limits: Limits) -> list[Step]:
+def search(text: str, candidates: Sequence[Candidate], score: Score, limits: SearchLimits) -> list[Step]:
     """The changes to make, in the order in which they were chosen."""
     (z,) = score([text])
     left = dict(zip(candidates, gains(text, [], candidates, score, z), strict=True))
@@ -107,7 +107,7 @@ def search(text: str, candidates: Sequence[Candidate], score: Score, limits: Lim
     return steps
 
 
-def pruned(text: str, steps: Sequence[Step], score: Score, limits: Limits) -> list[Step]:
+def pruned(text: str, steps: Sequence[Step], score: Score, limits: SearchLimits) -> list[Step]:
     """The steps without those that turned out not to be needed for enough."""
     kept = list(steps)
     if not kept or not limits.enough(apply(text, _changes(kept)), kept[-1].z):

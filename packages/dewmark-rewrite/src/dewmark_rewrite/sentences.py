@@ -17,36 +17,36 @@ _ABBREVIATED = re.compile(
 _TOKEN = re.compile(r"\d[\d.,:/%-]*\w*|[^\W\d_]+(?:['’\-–][^\W_]+)*|\S")
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Characters [start, end) of a text."""
 
     start: int
     end: int
 
-    def overlaps(self, other: Span) -> bool:
+    def overlaps(self, other: TextSpan) -> bool:
         """Whether the two have a character in common."""
         return self.start < other.end and other.start < self.end
 
 
-def sentences(text: str) -> list[Span]:
+def sentences(text: str) -> list[TextSpan]:
     """The sentences of a text, without the white space around them; a line break ends one."""
-    found: list[Span] = []
+    found: list[TextSpan] = []
     start = 0
     for match in _END.finditer(text):
         if "\n" not in match.group() and _ABBREVIATED.search(text[start : match.start()]):
             continue
-        found.append(Span(start, match.end()))
+        found.append(TextSpan(start, match.end()))
         start = match.end()
-    found.append(Span(start, len(text)))
+    found.append(TextSpan(start, len(text)))
     return [trimmed for span in found if (trimmed := _trimmed(text, span)).start < trimmed.end]
 
 
-def tokens(text: str, within: Span) -> list[Span]:
+def tokens(text: str, within: TextSpan) -> list[TextSpan]:
     """Words, numbers and punctuation marks of a sentence."""
-    return [Span(*match.span()) for match in _TOKEN.finditer(text, within.start, within.end)]
+    return [TextSpan(*match.span()) for match in _TOKEN.finditer(text, within.start, within.end)]
 
 
-def _trimmed(text: str, span: Span) -> Span:
+def _trimmed(text: str, span: TextSpan) -> TextSpan:
     part = text[span.start : span.end]
     start = span.start + len(part) - len(part.lstrip())
-    return Span(start, max(start, span.start + len(part.rstrip())))
+    return TextSpan(start, max(start, span.start + len(part.rstrip())))

@@ -21,7 +21,7 @@ from typing import Any
 
 from dewmark.errors import InputError
 from dewmark_rewrite.protection import is_name
-from dewmark_rewrite.sentences import Span, sentences, tokens
+from dewmark_rewrite.sentences import TextSpan, sentences, tokens
 
 # CLAWS tags of the tagger to our class and the inflection's Penn tag.
 _TAGS = {
@@ -77,16 +77,16 @@ class Candidate:
     cost: float = 0.0
 
     @property
-    def span(self) -> Span:
+    def span(self) -> TextSpan:
         """The characters that it replaces."""
-        return Span(self.start, self.end)
+        return TextSpan(self.start, self.end)
 
 
 @dataclass(frozen=True)
-class Token:
+class TaggedWord:
     """A token of a sentence with its tag."""
 
-    span: Span
+    span: TextSpan
     text: str
     lemma: str
     tag: str
@@ -111,7 +111,7 @@ class Thesaurus:
     def __len__(self) -> int:
         return sum(map(len, self._groups.values()))
 
-    def candidates(self, text: str, *, protected: Sequence[Span]) -> list[Candidate]:
+    def candidates(self, text: str, *, protected: Sequence[TextSpan]) -> list[Candidate]:
         """What could stand in each place of a text that is not protected."""
         found: list[Candidate] = []
         for sentence in sentences(text):
@@ -122,7 +122,7 @@ class Thesaurus:
                     *(pair for each in changes for pair in each(tagged, i)),
                     *_turned(tagged, i),
                 ):
-                    span = Span(tagged[i].span.start, tagged[end].span.end)
+                    span = TextSpan(tagged[i].span.start, tagged[end].span.end)
                     old = text[span.start : span.end]
                     if new.casefold() == old.casefold() or any(span.overlaps(other) for other in protected):
                         continue
@@ -130,7 +130,7 @@ class Thesaurus:
                     found.append(Candidate(span.start, span.end, old, new))
         return list(dict.fromkeys(found))
 
-    def _of_word(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+    def _of_word(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
         """Other words for token i, inflected like it, with the place of the last token that they replace."""
         token = tagged[i]
         kind, inflection = _TAGS.get(token.tag, ("", ""))
@@ -147,7 +147,7 @@ class Thesaurus:
             if new and _same_part(token.text, new, inflection) and _agrees(tagged, i, new, other, inflection):
                 yield i, new
 
-    def _of_phrase(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+    def _of_phrase(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
         """The same for words and phrases that are listed as they are spelled."""
         if _named(tagged, i):
             return
@@ -161,8 +161,8 @@ class Thesaurus:
                 if _article_fits(tagged, i, new):
                     yield end, new
 
-    def _added(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
-        """Token i with a word before or after it that a sentence can do without: "also", "in fact"."""
+    def _added(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
+        """Word i with one before or after it that a sentence can do without: "also", "in fact"."""
         here, after = tagged[i], tagged[i + 1] if i + 1 < len(tagged) else None
         if not here.text[0].isalpha() or _short(tagged):
             return
@@ -182,8 +182,8 @@ class Thesaurus:
                     if other not in (here.text, before.text) and _article_fits(tagged, i, other):
                         yield i, f"{other} {here.text}"
 
-    def _left_out(self, tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
-        """Token i + 1 without token i, which could have been added before it."""
+    def _left_out(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
+        """Word i + 1 without word i, which could have been added before it."""
         if not 0 < i < len(tagged) - 1 or _short(tagged) or not tagged[i - 1].text[0].isalpha():
             return
         before, here, after = tagged[i - 1 : i + 2]
@@ -235,11 +235,11 @@ def _tagger() -> Any:  # noqa: ANN401 - the library has no types
     return HanoverTagger("morphmodel_en.pgz")
 
 
-def _tagged(text: str, sentence: Span) -> list[Token]:
+def _tagged(text: str, sentence: TextSpan) -> list[TaggedWord]:
     spans = tokens(text, sentence)
     words = [text[span.start : span.end].replace("’", "'") for span in spans]
     return [
-        Token(span, text[span.start : span.end], lemma, tag)
+        TaggedWord(span, text[span.start : span.end], lemma, tag)
         for span, (_, lemma, tag) in zip(spans, _tagger().tag_sent(words), strict=True)
     ]
 
@@ -270,12 +270,12 @@ def _inflects(lemma: str, inflection: str, form: str) -> bool:
     return form in lemminflect.getInflection(lemma, inflection, inflect_oov=False)
 
 
-def _short(tagged: Sequence[Token]) -> bool:
+def _short(tagged: Sequence[TaggedWord]) -> bool:
     """Whether a sentence is too short to add to: a heading, an item of a list."""
     return sum(token.text[0].isalpha() for token in tagged) < _LEAST_SENTENCE
 
 
-def _places(before: Token, here: Token) -> Iterator[str]:
+def _places(before: TaggedWord, here: TaggedWord) -> Iterator[str]:
     """What kinds of place there are between two words, as the list calls them."""
     helped = before.tag.startswith(_HELPERS)
     if (here.tag.startswith("VV") and before.tag not in ("AT0", "DPS", "AJ0")) or helped:
@@ -290,7 +290,7 @@ def _places(before: Token, here: Token) -> Iterator[str]:
         yield f"participle {before.tag}"
 
 
-def _named(tagged: Sequence[Token], i: int) -> bool:
+def _named(tagged: Sequence[TaggedWord], i: int) -> bool:
     """Whether a token is a name, or begins a sentence with the first word of one ("Country Boom")."""
     token = tagged[i].text
     after = tagged[i + 1].text if i + 1 < len(tagged) else ""
@@ -305,7 +305,7 @@ def _same_part(old: str, new: str, inflection: str) -> bool:
     return new.endswith("ed")
 
 
-def _items(tagged: Sequence[Token], i: int) -> list[tuple[int, int]]:
+def _items(tagged: Sequence[TaggedWord], i: int) -> list[tuple[int, int]]:
     """The items of a list that begins with token i, by their first and last token: "wind, snow and rain".
 
     An item is one to three nouns and adjectives. Items are alike: equally long, so that a word before them
@@ -337,7 +337,7 @@ def _items(tagged: Sequence[Token], i: int) -> list[tuple[int, int]]:
             return []
 
 
-def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
+def _turned(tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
     """Changes of order and of small words: a list turned round, "that" left out, put in or become "which"."""
     here, *after = tagged[i : i + 4]
     before = tagged[i - 1] if i else None
@@ -370,7 +370,7 @@ def _turned(tagged: Sequence[Token], i: int) -> Iterator[tuple[int, str]]:
         yield i + 1, here.text
 
 
-def _agrees(tagged: Sequence[Token], i: int, new: str, lemma: str, inflection: str) -> bool:
+def _agrees(tagged: Sequence[TaggedWord], i: int, new: str, lemma: str, inflection: str) -> bool:
     """Whether the words before a place fit another word there."""
     if inflection == "NN" and lemma in _MASS:
         j = i - 1
@@ -381,6 +381,6 @@ def _agrees(tagged: Sequence[Token], i: int, new: str, lemma: str, inflection: s
     return _article_fits(tagged, i, new)
 
 
-def _article_fits(tagged: Sequence[Token], i: int, new: str) -> bool:
+def _article_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:
     before = tagged[i - 1].text.lower() if i else ""
     return before not in ("a", "an") or (before == "an") == (_VOWEL.match(new) is not None)

@@ -15,12 +15,12 @@ from dewmark import ConfigError, Detector, Key, Watermark
 from dewmark.errors import InputError, ModelError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import Registry
-from dewmark_rewrite import Document, Options, Rewriter, rewrite
+from dewmark_rewrite import Options, RewritableDocument, Rewriter, rewrite
 from dewmark_rewrite.fluency import Loss
 from dewmark_rewrite.paraphrase import ChatEndpoint, drafts
 from dewmark_rewrite.protection import MeaningCheck, same_facts
 from dewmark_rewrite.rewriting import readable
-from dewmark_rewrite.search import Limits, Step, pruned, search, size
+from dewmark_rewrite.search import SearchLimits, Step, pruned, search, size
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
 TEXT = """The committee decided to purchase a large building near the river because the old office was very
@@ -136,7 +136,7 @@ class TestSearch:
         return [sum(self.WORTH.get(word, 0.0) for word in text.split()) for text in texts]
 
     def limits(self, *, words=10, z=99.0, **more):
-        return Limits(words=words, enough=lambda _, found: found >= z, **more)
+        return SearchLimits(words=words, enough=lambda _, found: found >= z, **more)
 
     def made(self, limits):
         return [step.change.new for step in search("a c e g", self.CANDIDATES, self.score, limits)]
@@ -214,7 +214,7 @@ def test_a_judge_s_limits():
 
 
 def test_only_likely_changes_that_would_be_taken_are_read(detector):
-    listed, _ = Rewriter(detector, plain()).candidates(Document(TEXT))
+    listed, _ = Rewriter(detector, plain()).candidates(RewritableDocument(TEXT))
     unlikely = {each.new: -20.0 for each in listed[::2]}
     judge = Stern(openings=unlikely)
     made = Rewriter(detector, replace(plain(budget=0.03), judge=judge)).rewrite(TEXT)

@@ -6,7 +6,7 @@ import pytest
 
 from dewmark.errors import InputError
 from dewmark_rewrite.protection import protected_spans
-from dewmark_rewrite.sentences import Span, sentences
+from dewmark_rewrite.sentences import TextSpan, sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
 
@@ -116,7 +116,7 @@ class TestProtection:
 
     def test_numbers_stay(self):
         spans = protected_spans("It rose by 3.5% in 2019, the 12th year.")
-        assert [span for span in spans if span.overlaps(Span(11, 14))]
+        assert [span for span in spans if span.overlaps(TextSpan(11, 14))]
 
 
 def test_applied_changes_do_not_move_each_other():

@@ -230,7 +230,7 @@ class Detection(Plain):
     posterior probability of the payload. ``forgery`` says whether the key's holder marked the text; None if
     not tested. ``looks`` is what ``p_value`` pays for besides: keys, versions of the text, and its passages.
 
-    ``reader`` is the language model that read the text to say what was expected in each place, if one did.
+    ``reader`` is the language model that predicted each word of the text, if one did.
     """
 
     verdict: Verdict

@@ -198,8 +198,8 @@ class Watermark(DetectsMarks):
     def detector(self, *, reader: Reads = None) -> Detector:
         """The detector for these marks, which can be saved; it needs no host weights unless a host reads.
 
-        ``reader`` is a language model that says what was to be expected in each place (a name, ``host`` for
-        the one that writes, or ``none``), by default the watermark's own.
+        ``reader`` is a language model that predicts each word (a name, ``host`` for the one that writes, or
+        ``none``), by default the watermark's own.
         """
         reader = self._reader if reader is None else reader
         if reader is None:

@@ -53,7 +53,7 @@ DEFAULT_ATTACKS = (
 )
 """The attacks that need no large model; those that this machine cannot run are reported as not measured."""
 
-LARGE_ATTACKS = ("paraphrase", "dipper", "synonym")
+LARGE_ATTACKS = ("synonym", "paraphrase", "dipper")
 """The library's other attacks, which are measured only on request."""
 
 _FORMATS: Mapping[str, Sequence[str]] = {

@@ -179,12 +179,12 @@ def _suites(
 ) -> list[Suite]:
     from dewmark_lab.prompt_sources import prompt_texts
     from dewmark_lab.quality.measuring import PROSE, VARIETY, Suite
-    from dewmark_lab.quality.tasks import Item, task_items
+    from dewmark_lab.quality.tasks import TaskItem, task_items
 
     if answers == 1:
         raise ConfigError("--answers must be 0 or at least 2: one answer cannot be compared")
     varied = answered if answers else 0
-    asked = [Item(row["id"], row["text"]) for row in prompt_texts(source, max(texts, varied))]
+    asked = [TaskItem(row["id"], row["text"]) for row in prompt_texts(source, max(texts, varied))]
     suites = [Suite(PROSE, asked[:texts])]
     suites += [Suite(VARIETY, asked[:varied], answers)] if answers else []
     for name, found in task_items(tasks).items():

@@ -48,7 +48,7 @@ def train_reader(
 ) -> None:
     r"""Train a reader of words, for: detect --reader DIR.
 
-    An interrupted run goes on where it stopped: texts, and what was expected in them, are kept in the cache.
+    An interrupted run goes on where it stopped: texts and predictions are kept in the cache.
 
     \b
     Examples:

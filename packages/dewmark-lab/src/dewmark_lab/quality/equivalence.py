@@ -24,7 +24,7 @@ from dewmark.stats.rates import Interval
 from dewmark_lab.metrics import mean_interval
 
 
-class Outcome(enum.StrEnum):
+class MarginOutcome(enum.StrEnum):
     """Whether a difference is within its margin."""
 
     WITHIN = "within"
@@ -40,7 +40,7 @@ class Equivalence:
     an interval over prompts that holds for all keys together (Bonferroni).
     """
 
-    outcome: Outcome
+    outcome: MarginOutcome
     difference: Interval
     margin: float
     prompts: int
@@ -70,9 +70,9 @@ def equivalence(
     return Equivalence(outcome, difference, margin, prompts, tuple(by_key.tolist()), worst, alone)
 
 
-def _outcome(difference: Interval, margin: float) -> Outcome:
+def _outcome(difference: Interval, margin: float) -> MarginOutcome:
     if -margin <= difference.low and difference.high <= margin:
-        return Outcome.WITHIN
+        return MarginOutcome.WITHIN
     if difference.low > margin or difference.high < -margin:
-        return Outcome.EXCEEDED
-    return Outcome.INCONCLUSIVE
+        return MarginOutcome.EXCEEDED
+    return MarginOutcome.INCONCLUSIVE

@@ -36,8 +36,8 @@ from dewmark.workspace import Progress, silent
 from dewmark_lab.evaluation.preference import Pair, weigh_pairs
 from dewmark_lab.evaluation.quality import content_words
 from dewmark_lab.experiments.outputs import Output
-from dewmark_lab.quality.equivalence import Equivalence, Outcome, equivalence
-from dewmark_lab.quality.tasks import Item, refuses
+from dewmark_lab.quality.equivalence import Equivalence, MarginOutcome, equivalence
+from dewmark_lab.quality.tasks import TaskItem, refuses
 from dewmark_lab.quality.texts import TOP, identical_pairs, self_bleu, text_measures
 
 VARIETY = "variety"  # the suite with several answers to each prompt
@@ -81,7 +81,7 @@ class Suite:
     """Prompts, and how many answers each gets under a key."""
 
     name: str
-    items: Sequence[Item]
+    items: Sequence[TaskItem]
     answers: int = 1
 
     @property
@@ -112,7 +112,7 @@ def margins_of(given: Mapping[str, str], suites: Sequence[Suite]) -> dict[str, M
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasureResult:
     """One measure: the means of marked and unmarked texts, by key and overall, and their difference."""
 
     label: str
@@ -128,16 +128,16 @@ class Quality:
 
     keys: tuple[str, ...]
     texts: int
-    measures: Mapping[str, Measured]
+    measures: Mapping[str, MeasureResult]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> MarginOutcome:
         """Exceeded if any measure is, else inconclusive if any is."""
         found = {each.compared.outcome for each in self.measures.values()}
-        worst_first = (Outcome.EXCEEDED, Outcome.INCONCLUSIVE)
-        return next((each for each in worst_first if each in found), Outcome.WITHIN)
+        worst_first = (MarginOutcome.EXCEEDED, MarginOutcome.INCONCLUSIVE)
+        return next((each for each in worst_first if each in found), MarginOutcome.WITHIN)
 
-    def named(self, outcome: Outcome) -> list[str]:
+    def named(self, outcome: MarginOutcome) -> list[str]:
         """The names of the measures with an outcome."""
         return [name for name, each in self.measures.items() if each.compared.outcome is outcome]
 
@@ -307,8 +307,8 @@ def _judged(judge: Host, pairs: Sequence[Pair], scheme: str, batch: range) -> li
     return weigh_pairs(judge, [pairs[i] for i in batch], scheme=scheme)
 
 
-def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> Measured:
-    return Measured(
+def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> MeasureResult:
+    return MeasureResult(
         measure.label,
         float(np.nanmean(marked)),
         float(np.nanmean(unmarked)),
@@ -382,9 +382,9 @@ def table(found: Quality) -> str:
 def sentences(found: Quality) -> list[str]:
     """What was found, in words."""
     said = []
-    if names := found.named(Outcome.EXCEEDED):
+    if names := found.named(MarginOutcome.EXCEEDED):
         said.append(f"Outside the margin: {', '.join(names)}.")
-    if names := found.named(Outcome.INCONCLUSIVE):
+    if names := found.named(MarginOutcome.INCONCLUSIVE):
         said.append(f"Inconclusive, the interval reaches across the margin: {', '.join(names)}.")
         said.append("More prompts narrow the intervals and, where keys differ, more keys.")
     return said or ["Every measure is within its margin."]

@@ -43,7 +43,7 @@ _OPENING = 120  # characters of an answer in which a refusal is looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TaskItem:
     """A prompt, and what its answer is checked for: nothing, accepted answers, a pattern or a format."""
 
     id: str
@@ -66,7 +66,7 @@ class Item:
         return any(answers(text, each) for each in self.accepted)
 
 
-def packaged_tasks(name: str) -> list[Item]:
+def packaged_tasks(name: str) -> list[TaskItem]:
     """The items of one of the package's tasks."""
     if name not in PACKAGED:
         raise unknown_name("task", name, PACKAGED)
@@ -75,9 +75,9 @@ def packaged_tasks(name: str) -> list[Item]:
     file = Path(str(resources.files("dewmark_lab"))) / "data" / "quality" / f"{name}.jsonl"
     rows = [row for _, row in read_jsonl(file)]
     if name != "reading":
-        return [Item(**row) for row in rows]
+        return [TaskItem(**row) for row in rows]
     return [
-        Item(
+        TaskItem(
             f"reading-{i:02d}-{j}",
             f"{row['passage']}\n\n{asked['question']} Answer in a few words.",
             accepted=_accepted(asked["answer"]),
@@ -87,7 +87,7 @@ def packaged_tasks(name: str) -> list[Item]:
     ]
 
 
-def read_tasks(file: Path) -> list[Item]:
+def read_tasks(file: Path) -> list[TaskItem]:
     """The items of a user's file; `InputError` names the first line that cannot be used."""
     found = [_item(row, f"{file}, line {number}") for number, row in read_jsonl(file)]
     if not found:
@@ -134,7 +134,7 @@ def refuses(text: str) -> bool:
     return _REFUSAL.search(text[:_OPENING].lower().replace("’", "'")) is not None
 
 
-def _item(row: Mapping[str, Any], where: str) -> Item:
+def _item(row: Mapping[str, Any], where: str) -> TaskItem:
     prompt = row.get("prompt", row.get("question"))
     if not isinstance(prompt, str) or not prompt.strip():
         raise InputError(f"{where}: prompt (or question) must be a text")
@@ -145,7 +145,7 @@ def _item(row: Mapping[str, Any], where: str) -> Item:
         re.compile(pattern)
     except (re.error, TypeError):
         raise InputError(f"{where}: pattern must be a regular expression, got {pattern!r}") from None
-    item = Item(where, prompt, _accepted(row.get("answer", ())), pattern, check)
+    item = TaskItem(where, prompt, _accepted(row.get("answer", ())), pattern, check)
     if not item.checked or "" in item.accepted:
         raise InputError(f"{where}: needs an answer (a text, a number, or a list), a pattern or a check")
     return item
@@ -178,19 +178,21 @@ _TEMPLATES: tuple[tuple[str, Callable[[int, int, int], int]], ...] = (
 )  # fmt: skip
 
 
-def _sums() -> Iterator[Item]:
+def _sums() -> Iterator[TaskItem]:
     draw = random.Random(0)  # the same sums for everybody
     for i, (template, result) in enumerate(_TEMPLATES, start=1):
         for j, a in enumerate(draw.sample(range(6, 31), _DRAWS), start=1):
             b = draw.randint(3, 9)
             c = draw.randint(a, 2 * a)  # a remainder is never negative: c <= 2a < ab
             asked = template.format(a=a, b=b, c=c, d=a * b)
-            yield Item(f"arithmetic-{i:02d}-{j}", f"{asked} End with the number.", (str(result(a, b, c)),))
+            yield TaskItem(
+                f"arithmetic-{i:02d}-{j}", f"{asked} End with the number.", (str(result(a, b, c)),)
+            )
 
 
-def task_items(given: str) -> dict[str, list[Item]]:
+def task_items(given: str) -> dict[str, list[TaskItem]]:
     """Tasks by name, from a list such as ``json,code,own.jsonl``; ``none`` is none."""
-    found: dict[str, list[Item]] = {}
+    found: dict[str, list[TaskItem]] = {}
     for name in (part.strip() for part in given.split(",") if part.strip() not in ("", "none")):
         own = Path(name).expanduser()
         label = own.stem if name.endswith(".jsonl") else name

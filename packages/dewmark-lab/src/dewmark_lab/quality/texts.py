@@ -11,8 +11,8 @@ Of one text:
 
 Of several texts:
 
-- *top share* (`measuring.top_shares`): of all content words, the share of the 50 commonest: whether a key has
-  a taste. It falls with the number of texts, so compare equal numbers.
+- *top share* (`measuring.top_shares`): of all content words, the share of the 50 commonest: whether a key
+  prefers certain words. It falls with the number of texts, so compare equal numbers.
 - *Self-BLEU* and *identical pairs* of answers to one prompt: whether everybody gets the same answer.
 
 Boundary: texts in, numbers out; None where a share has nothing to count.

@@ -78,7 +78,7 @@ def _examples(texts: Sequence[str], reader: Expectations, lexicon: Lexicon) -> l
     return found
 
 
-class Network(nn.Module):
+class ReaderNetwork(nn.Module):
     """The network of `dewmark.dew.packaged_reader` for batches; ``places`` (R + 1,) are rows in its table."""
 
     def __init__(self, units: torch.Tensor, places: torch.Tensor, *, width: int, inner: int) -> None:
@@ -174,7 +174,7 @@ def train(
     frequent = np.argsort(-lexicon.frequency[1:], kind="stable")[: options.table] + 1
     places = torch.zeros(len(lexicon) + 1, dtype=torch.long)
     places[torch.from_numpy(np.sort(frequent))] = torch.arange(1, len(frequent) + 1)
-    network = Network(units, places, width=options.width, inner=options.inner).to(device)
+    network = ReaderNetwork(units, places, width=options.width, inner=options.inner).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=options.decay)
     steps = options.epochs * -(-len(data) // options.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.rate, total_steps=steps, pct_start=0.1)
@@ -197,7 +197,7 @@ def train(
 
 @torch.inference_mode()
 def share_explained(
-    network: Network, data: Sequence[Example], options: Training, device: str
+    network: ReaderNetwork, data: Sequence[Example], options: Training, device: str
 ) -> dict[str, float]:
     """The shares of the variance of words t that the network and the language model explain."""
     sums = np.zeros(4)
@@ -213,7 +213,9 @@ def share_explained(
     return {"network": float(1.0 - sums[1] / whole), "model": float(1.0 - sums[2] / whole)}
 
 
-def save(network: Network, rows: np.ndarray, lexicon: Lexicon, out: Path, *, meta: dict[str, Any]) -> None:
+def save(
+    network: ReaderNetwork, rows: np.ndarray, lexicon: Lexicon, out: Path, *, meta: dict[str, Any]
+) -> None:
     """Write the network: the table in 8 bits, the rest in 16."""
     arrays = {
         name: tensor.detach().cpu().numpy().astype(np.float16)

@@ -238,5 +238,5 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
 
 def _trusted(together: dict[str, float]) -> bool:
     """Whether the rate of a group of texts at the default level is bounded as an audit demands."""
-    law = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
-    return law.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR
+    fit = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
+    return fit.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR

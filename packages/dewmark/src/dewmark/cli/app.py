@@ -25,7 +25,7 @@ from dewmark.errors import ConfigError, DewmarkError
 from dewmark.registry import Registry, installed
 from dewmark.version import __version__
 
-_OUTPUTS = ("out", "page", "html", "svg", "plot", "work", "keep_key")  # parameters that name files to write
+_OUTPUTS = ("out", "page", "html", "work", "keep_key")  # parameters that name files to write
 _LABELS = {int: "N", float: "NUMBER", Path: "FILE"}
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
@@ -46,7 +46,7 @@ COMMANDS = Registry(
     group="dewmark.commands",
 )
 COMPANIONS = {
-    "dewmark-desk": ("comply", "log", "policy", "provenance", "report", "serve", "store", "token"),
+    "dewmark-desk": ("comply", "log", "policy", "provenance", "report", "serve", "token"),
     "dewmark-lab": (
         *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
         *("retention", "steal", "train", "train-reader"),

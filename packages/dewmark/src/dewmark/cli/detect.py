@@ -63,7 +63,7 @@ def detect(
         bool,
         options.of_test(
             "--translate-back",
-            help="Also score Chinese, French and Portuguese texts in English; p-values pay for both.",
+            help="Also score French and Portuguese texts in English; p-values pay for both.",
         ),
     ] = False,
     attempts: options.Attempts = 1,

@@ -59,7 +59,7 @@ class Tables(Protocol):
     contexts: torch.Tensor
 
 
-class State(NamedTuple):
+class RaceState(NamedTuple):
     """What the texts' next tokens depend on, one row per text (`dewmark.dew.word_step.WordStates`)."""
 
     open: torch.Tensor
@@ -150,7 +150,7 @@ def _room(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
+def push_words(tables: Tables, state: RaceState, ids: torch.Tensor) -> None:
     """Append ids (batch, count) to each text; negative ones are no tokens."""
     from dewmark.cuda import race_kernels
 
@@ -175,7 +175,7 @@ def push_words(tables: Tables, state: State, ids: torch.Tensor) -> None:
 
 def draw_words(
     tables: Tables,
-    state: State,
+    state: RaceState,
     W: torch.Tensor,
     scores: torch.Tensor,
     random: torch.Tensor,

@@ -1,7 +1,7 @@
-"""What was expected in the place of each unit: μ_i = E[t | the text before], from a language model.
+"""The expected vector of each unit, μ_i = E[t | the text before], from a language model.
 
-The efficient score of a small preference between candidates subtracts from each unit what was to be expected
-in its place, M = Σ_i w_i (t_i − μ_i) c_iᵀ. A place with one possible word has t_i ≈ μ_i and weighs nothing,
+The efficient score of a small preference between candidates subtracts from each unit its expected vector,
+M = Σ_i w_i (t_i − μ_i) c_iᵀ. A place with one possible word has t_i ≈ μ_i and weighs nothing,
 so no threshold on the entropy is needed. μ_i is the mean of the candidates' vectors; the probability that
 they leave to other words goes to the text's mean unit t̄, so a model that knows nothing of a text, or of its
 language, leaves the test as it is without a model. μ_i is a function of the text, so z is still N(0, 1) over

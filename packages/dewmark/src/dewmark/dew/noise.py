@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, TAIL, Mixture, State
+from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, TAIL, Mixture, RaceState
 from dewmark.dew.word_step import Aligned
 
 _LEAST = 1e-3  # a smallest eigenvalue to assume where α is 1; roots of smaller ones are cut
@@ -107,7 +107,7 @@ def keyed_noise(aligned: Aligned, uniforms: torch.Tensor, *, alpha: float) -> to
 
 
 def innovations(
-    aligned: Aligned, y: torch.Tensor, state: State, units: torch.Tensor, *, alpha: float
+    aligned: Aligned, y: torch.Tensor, state: RaceState, units: torch.Tensor, *, alpha: float
 ) -> torch.Tensor:
     """x (B, m) of the candidates' noise y (B, m); ``units`` (R + 1, d_T) are the lexicon's vectors."""
     root, n = _inverse_root(alpha, max(INDEPENDENT, PAST)), min(INDEPENDENT, y.shape[1])

@@ -47,7 +47,7 @@ from scipy.special import ndtr
 from dewmark.arrays import F32, F64, Mask
 from dewmark.dew.matrix import TextMatrix, differences, testable
 from dewmark.dew.reading import LexiconReader
-from dewmark.dew.ring import CONFIDENCE, Found, KeyMatrices
+from dewmark.dew.ring import CONFIDENCE, FoundUse, KeyMatrices
 from dewmark.encoders.contexts import register_texts
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
@@ -138,7 +138,7 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
 class OriginStatistic(Statistic):
     """The result of the key test with the use of the key that fits, and the test for forgery."""
 
-    found: Found | None = None
+    found: FoundUse | None = None
     forgery: ForgeryTest | None = None
 
 

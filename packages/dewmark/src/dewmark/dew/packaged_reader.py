@@ -1,4 +1,4 @@
-"""The reader that comes with the package: what word was to be expected, from the words before it alone.
+"""The reader that comes with the package: it predicts each word from the words before it alone.
 
 A small causal network over rows of the lexicon predicts μ_i = E[t_i | words before], the mean vector of the
 next word; `dewmark.dew.expected` says what detection does with it. It knows no tokenizer and no host, so it
@@ -32,7 +32,7 @@ __all__ = ["STEPS", "PackagedReader", "load_packaged_reader"]
 
 STEPS = (1, 2, 4, 8)
 """δ of the layers."""
-_TEXTS_KEPT = 64  # what was expected in the last texts, for detectors of several keys; 2 MB of a long one
+_TEXTS_KEPT = 64  # predictions of the last texts, for detectors of several keys; 2 MB of a long one
 
 
 class PackagedReader:

@@ -30,7 +30,7 @@ the mark stronger; the default's 0.35 about balances the two.
 
 f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
 is exactly N(0, 1) over keys for every text that was written without the key. Detectors replace the mean word
-t̄ by the word that was to be expected in each place, if they have a reader (`dewmark.dew.expected`); what
+t̄ by the word that a reader expects in each place, if they have one (`dewmark.dew.expected`); what
 stands here is the test with ``--reader none``.
 
 A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
@@ -67,7 +67,7 @@ DIRECTIONS, OF_LONG = 24, 64  # how many are cut at most, in texts of up to 2d w
 LEAST_SHARE = 0.01  # of its evidence, which a text must keep after flattening
 
 
-class Pairs(NamedTuple):
+class PairVectors(NamedTuple):
     """The N distinct pairs of a text: words t (N, d), contexts c (N, d), how often each occurs, w (N,)."""
 
     t: F64
@@ -193,7 +193,7 @@ def remembered(logits: F64, t: F64, c: F64, y: F64, best: int, past: Sequence[Re
 # Testing
 
 
-def pairs(text: str, lexicon: Lexicon) -> Pairs:
+def pairs(text: str, lexicon: Lexicon) -> PairVectors:
     """The pairs of a text that count.
 
     A word counts if it is not among the first k, has occurred less often than it may, and a word of the
@@ -207,10 +207,10 @@ def pairs(text: str, lexicon: Lexicon) -> Pairs:
             counted[word, window] += 1
         occurred[row] += 1
     t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
-    return Pairs(t, c, np.array([*counted.values()], dtype=np.float64))
+    return PairVectors(t, c, np.array([*counted.values()], dtype=np.float64))
 
 
-def z_score(text: Pairs, W: F64) -> float:
+def z_score(text: PairVectors, W: F64) -> float:
     """z of a text under a key's W (d, d); 0 if too little of its evidence is left after flattening."""
     t, c, w = text
     if np.any(t != t[:1]):  # a lone word is not its own mean

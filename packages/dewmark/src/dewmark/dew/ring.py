@@ -7,9 +7,9 @@ few products per text. Payloads use the low bits.
 
 **Messages.** One key matrix W makes 2¹⁶ matrices that differ in their signs. Message m has the matrix W_m =
 D_a W D_b, where the diagonals of D_a and D_b are Walsh functions: rows of Hadamard matrices. The even bits of
-m choose the function of the units' coordinates, its odd bits that of the contexts'. Signs do not change the
-law of independent normals, so under every message z is exactly N(0, 1) over keys; message 0 is W itself.
-Given a text's matrix M, the scores of all messages,
+m choose the function of the units' coordinates, its odd bits that of the contexts'. Independent
+normals keep their distribution if signs change, so under every message z is exactly N(0, 1) over keys;
+message 0 is W itself. Given a text's matrix M, the scores of all messages,
 
     S_m = Σ_ij (M ∘ W)_ij h_a(i) h_b(j),
 
@@ -203,7 +203,7 @@ class KeyUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedUse:
     """The member and the payload that somebody asked to mark with; None where nobody did."""
 
     member: int | None = None
@@ -216,7 +216,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundUse:
     """The use that fits a text best: ``p_value`` is corrected for all ``n_hypotheses``, ``z`` is its own.
 
     ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
@@ -420,7 +420,7 @@ class KeyMatrices:
             number -= size
         raise IndexError(number)
 
-    def find(self, F: F64) -> Found:
+    def find(self, F: F64) -> FoundUse:
         """The use that fits a text's F (d_T, d_C) best."""
         scores = [each.scores(self.visible(F)) for each in self.epochs]
         tops = [int(np.argmax(z)) for z in scores]
@@ -438,7 +438,7 @@ class KeyMatrices:
         total = sum(float(each.sum()) for each in weights)
         member, payload = epoch.same(index, place)
         own = weights[best]
-        return Found(
+        return FoundUse(
             use=epoch.use(index, place),
             z=z,
             p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),

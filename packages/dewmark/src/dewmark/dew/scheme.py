@@ -28,7 +28,7 @@ from dewmark.dew.key_test import detect_keys
 from dewmark.dew.matrix import TextMatrix, passage_test, text_matrices
 from dewmark.dew.origin import find_uses, head_of, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
-from dewmark.dew.ring import Asked, KeyMatrices, KeyUse, random_member
+from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
 from dewmark.errors import ConfigError
@@ -198,7 +198,7 @@ class BoundDEW(BoundScheme):
         self.reader = reader
         self.W = W
         self.uses = uses
-        self.asked = Asked()
+        self.asked = AskedUse()
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         self._units_per_chunk = max(_CHUNK_BYTES // (4 * (W.shape[0] + 2 * W.shape[1])), 1)
@@ -208,7 +208,7 @@ class BoundDEW(BoundScheme):
     def under(self, W: F32) -> Self:
         """The same scheme under a plain key with another matrix W (d_T, d_C)."""
         changed = copy.copy(self)
-        changed.W, changed.uses, changed.asked = W, None, Asked()
+        changed.W, changed.uses, changed.asked = W, None, AskedUse()
         return changed
 
     def alignments(self, T: F32, C: F32) -> F32:
@@ -222,7 +222,7 @@ class BoundDEW(BoundScheme):
 
         Without a ``member``, each text's seed chooses one.
         """
-        asked = Asked(member, payload)
+        asked = AskedUse(member, payload)
         changed = self.under(self.matrices.matrix(asked.use))
         changed.uses, changed.asked = self.uses, asked
         return changed
@@ -242,7 +242,7 @@ class BoundDEW(BoundScheme):
         """Also identifies the member and the payload that were asked for."""
         whole = super().config_hash
         asked = self.asked
-        return whole if asked == Asked() else config.config_hash(whole, asked.member, asked.payload)
+        return whole if asked == AskedUse() else config.config_hash(whole, asked.member, asked.payload)
 
     @property
     def members_chosen(self) -> int | None:
@@ -345,7 +345,7 @@ class BoundDEW(BoundScheme):
                 return None
             if member is None:
                 member = self.asked.member if among is None else random_member(seed, among)
-            return on_device(Asked(member, self.asked.payload if payload is None else payload).use)
+            return on_device(AskedUse(member, self.asked.payload if payload is None else payload).use)
 
         return matrix_of
 

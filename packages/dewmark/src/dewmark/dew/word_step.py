@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
-from dewmark.cuda.word_race import KEPT, PAST, STEPS, State, push_words, usable, without_kernels
+from dewmark.cuda.word_race import KEPT, PAST, STEPS, RaceState, push_words, usable, without_kernels
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.trie import CLOSED, CUT, UNKNOWN, Trie, load_trie
 from dewmark.text.words import SPELLINGS
@@ -152,7 +152,7 @@ class WordStates:
 
         self.tables = tables
         self.k = k
-        self.state = State(
+        self.state = RaceState(
             open=torch.full((size,), CLOSED, dtype=torch.long, device=device),
             recent=zeros(k),
             counts=zeros(len(tables.limits), dtype=torch.int8),

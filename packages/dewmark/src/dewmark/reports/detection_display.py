@@ -154,7 +154,7 @@ def level(score: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScoredSpan:
     """Some characters of a text and the tokens that share them, in order; possibly none."""
 
     text: str
@@ -172,19 +172,19 @@ class Span:
         return sum(scores) / math.sqrt(len(scores)) if scores else 0.0
 
 
-def spans(text: str, tokens: Iterable[TokenScore]) -> list[Span]:
+def spans(text: str, tokens: Iterable[TokenScore]) -> list[ScoredSpan]:
     """Split ``text`` into spans whose texts join up to it exactly, whatever the tokens' offsets.
 
     Byte-level pieces of one character share its offsets, some tokens have no character of their own, and
     some characters belong to no token.
     """
-    pieces: list[Span] = []
+    pieces: list[ScoredSpan] = []
     group: list[TokenScore] = []
     start = end = 0  # offsets of the group's characters
 
     def close() -> None:
         if group and end > start:
-            pieces.append(Span(text[start:end], tuple(group)))
+            pieces.append(ScoredSpan(text[start:end], tuple(group)))
             group.clear()
 
     for token in sorted(tokens, key=lambda token: token.start):
@@ -192,26 +192,26 @@ def spans(text: str, tokens: Iterable[TokenScore]) -> list[Span]:
         if first >= end and last > first:
             close()  # a group without characters stays open and joins the next characters
             if first > end:
-                pieces.append(Span(text[end:first], ()))
+                pieces.append(ScoredSpan(text[end:first], ()))
             start, end = first, last
         group.append(token)
         if last > first:
             end = max(end, last)
     close()
     if end < len(text):
-        pieces.append(Span(text[end:], ()))
+        pieces.append(ScoredSpan(text[end:], ()))
     return pieces
 
 
 def group_by_passage(
-    pieces: Iterable[Span], places: Sequence[tuple[int, int]]
-) -> list[tuple[int | None, list[Span]]]:
+    pieces: Iterable[ScoredSpan], places: Sequence[tuple[int, int]]
+) -> list[tuple[int | None, list[ScoredSpan]]]:
     """Group spans by the passage they lie in: (index of the passage or None, its spans), in order.
 
     ``places`` are the passages' (start, end) character offsets, disjoint and in order. A span that overlaps
     a passage belongs to it, to the first if it overlaps two.
     """
-    groups: list[tuple[int | None, list[Span]]] = []
+    groups: list[tuple[int | None, list[ScoredSpan]]] = []
     at = 0
     for piece in pieces:
         end = at + len(piece.text)

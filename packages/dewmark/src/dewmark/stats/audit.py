@@ -7,10 +7,10 @@ The key test is valid on average over keys; a single key may still be biased in 
 as one text. Every level in every group of texts is one cell, and Holm's method corrects the tests of all
 cells together: a key that is valid in every cell fails with probability at most `ALPHA`.
 
-**Predicting.** Where the texts' directions are known, the law of z under this key (`dewmark.stats.one_key`)
-predicts its rate on each group at every level, from a few texts and with a bound. A cell is *trusted* if the
-bound is at most `TOLERANCE` times the level, and not trusted if the prediction itself is above that or the
-count is significantly above the level.
+**Predicting.** Where the texts' directions are known, the distribution of z under this key
+(`dewmark.stats.one_key`) predicts its rate on each group at every level, from a few texts and with a bound. A
+cell is *trusted* if the bound is at most `TOLERANCE` times the level, and not trusted if the prediction
+itself is above that or the count is significantly above the level.
 
 **Without directions** only counts remain. A cell *resolves* its level if it would detect twice that rate with
 probability `POWER`; it is trusted if it does.
@@ -96,7 +96,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Together(KeyOnKind):
-    """How far the texts of a group are called marked together, and the law of z under this key.
+    """How far the texts of a group are called marked together, and the distribution of z under this key.
 
     ``r`` is the mean correlation over keys of two texts' z, ``error`` its standard error. ``matched`` is the
     correlation that, were it the same for all pairs, would give a key's rate at `VERDICT_LEVEL` the variance
@@ -438,11 +438,11 @@ class _Count:
     def prediction(self, level: float) -> Prediction | None:
         if self.together is None or self.directions is None:
             return None
-        law, matched = self.together, one_key.matching_correlation(self.directions, level)
+        fit, matched = self.together, one_key.matching_correlation(self.directions, level)
         return Prediction(
-            rate=law.rate(level),
-            low=law.rate(level, confidence=1.0 - _BOUND),
-            high=law.rate(level, confidence=_BOUND),
+            rate=fit.rate(level),
+            low=fit.rate(level, confidence=1.0 - _BOUND),
+            high=fit.rate(level, confidence=_BOUND),
             floor=one_key.rate_ceiling(matched, level, share=0.01),
             ceiling=one_key.rate_ceiling(matched, level),
         )

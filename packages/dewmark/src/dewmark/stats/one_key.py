@@ -1,4 +1,4 @@
-"""What one key does to many texts: how their z-scores go together, and how its false alarms then come.
+"""One key and many texts: how their z-scores are correlated, and its false-alarm rate that follows.
 
 The key test is exact for one text over random keys. An operator has one key and many texts, so the question
 turns round: under this key, do unmarked texts of one kind score high together? ``docs/statistics.md``,
@@ -170,7 +170,7 @@ def copies(m: F32, r: float) -> I64:
     return blocks(m, above=(1.0 + max(r, 0.0)) / 2.0)
 
 
-# The law of a key's rate
+# The distribution of a key's rate
 
 
 def rate_ceiling(r: float, level: float, *, share: float = 0.99) -> float:
@@ -180,7 +180,7 @@ def rate_ceiling(r: float, level: float, *, share: float = 0.99) -> float:
 
 
 def matching_correlation(m: F32, level: float) -> float:
-    """The r for which the law of a key's rate has the variance that the pairs of texts give it.
+    """The r for which the distribution of a key's rate has the variance that pairs of texts give it.
 
     A key's rate is a mean over texts, so its second moment over keys is the mean of P(z_x > z_α, z_y > z_α)
     over pairs: exact, whatever the kind is made of. For equal correlations it is their common value.
@@ -227,7 +227,7 @@ def _both_above(rho: F64, level: float) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class KeyOnKind:
-    """The law of z over texts of one kind under one key: N(m, ``spread``²), m ~ N(``mean``, ``sd``²)."""
+    """The z of texts of one kind under one key are N(m, ``spread``²), with m ~ N(``mean``, ``sd``²)."""
 
     mean: float
     sd: float
@@ -244,7 +244,7 @@ class KeyOnKind:
 
 
 def key_on_kind(z: F64, m: F32) -> KeyOnKind:
-    """The law of one key on a kind, from the z (N,) and the directions (N, D) of at least two of its texts.
+    """Fit one key on one kind to the z (N,) and the directions (N, D) of at least two of its texts.
 
     Copies count as one text, with their mean z. The prior of the mean takes the largest r that the texts do
     not exclude. The spread is 1 − r on average over keys; how far a key may be from that follows from the

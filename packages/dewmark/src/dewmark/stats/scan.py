@@ -124,7 +124,7 @@ class Scan:
         return self._family_wise(log_ndtr(-self.z) / math.log(10.0) - np.log10(self.share))
 
     def correct(self, window: int, p_value: float) -> float:
-        """The family-wise p-value of a window whose p-value comes from elsewhere, such as an exact law."""
+        """The family-wise p-value of a window whose p-value comes from elsewhere, such as an exact test."""
         return float(self._family_wise(np.log10([max(p_value, 1e-320) / self.share[window]]))[0])
 
     def _family_wise(self, log_q: F64) -> F64:
@@ -136,7 +136,7 @@ class Scan:
 
 
 class Search:
-    """The windows of one text, which are the same under every key, and the law of their least q.
+    """The windows of one text, which are the same under every key, and the distribution of their least q.
 
     Windows consist of scored units only, and those with an effective length below `MIN_EFFECTIVE_LENGTH` are
     left out. The draws have a fixed seed and do not depend on the scores, so results are deterministic.
@@ -249,8 +249,8 @@ def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Seq
     """The marked segments of one text under each of several keys, each at its own level.
 
     The evidences differ in their scores only. ``tests`` are the schemes' own tests of a whole text, one per
-    key. If one gives a window a larger p-value than the normal law does (an exact law of few or skewed
-    scores), that p-value counts.
+    key. If one gives a window a larger p-value than the normal approximation (because its scores are few or
+    skewed and their distribution is known exactly), that p-value counts.
     """
     if not evidences:
         return []

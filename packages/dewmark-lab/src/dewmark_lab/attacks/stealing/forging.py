@@ -1,9 +1,10 @@
 """How an attacker generates text with a stolen mark: keyless schemes that a host runs in batches.
 
 `CountsForger` adds the boosts learned by `counting` (or subtracts them, to scrub); `DewForger` is DEW
-with an estimated W in place of the key's (`regression`), and `forge` writes with it. `Rewriter` makes any
-forger rewrite given texts token by token: at each position the original token gets a bonus of ``fidelity``
-nats, so that only tokens that the stolen mark opposes, or that the host finds unlikely, are replaced.
+with an estimated W in place of the key's (`regression`), and `forge` writes with it. `RewritingForger` makes
+any forger rewrite given texts token by token: at each position the original token gets a bonus of
+``fidelity`` nats, so that only tokens that the stolen mark opposes, or that the host finds unlikely, are
+replaced.
 `generate_texts` runs a forger and keeps finished batches on disk, so that a stopped run can resume.
 
 Boundary: nothing here knows the victim's key or detects anything; the victim's detector does the scoring.
@@ -141,7 +142,7 @@ class DewForger(Forger):
         return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)
 
 
-class Rewriter(Forger):
+class RewritingForger(Forger):
     """Rewrites the ``originals`` (token ids, by the row's seed) with a forger."""
 
     def __init__(

@@ -32,7 +32,7 @@ from dewmark_lab.attacks.stealing.forging import (
     CountsForger,
     DewForger,
     GeneratedText,
-    Rewriter,
+    RewritingForger,
     attacker_seeds,
     fixed_length,
     generate_texts,
@@ -345,7 +345,7 @@ class _GenerationRun:
             tokens, scheme, lengths = settings.tokens, forger, None
         else:
             originals = dict(zip(seeds, self.originals, strict=True))
-            scheme = Rewriter(forger, originals, self.host.info, fidelity=settings.fidelity)
+            scheme = RewritingForger(forger, originals, self.host.info, fidelity=settings.fidelity)
             lengths = [len(ids) for ids in self.originals]
             tokens = max(lengths)
         return generate_texts(

@@ -80,7 +80,7 @@ class BergamotTranslator(SentenceTranslator):
         except Exception as error:  # tokenizers raises nothing more specific
             raise ModelError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
         self._room = _BATCH_PIECES.get(device.type, _BATCH_PIECES["cpu"])
-        self._network = Network(read_marian(models[0]), device=device)
+        self._network = MarianNetwork(read_marian(models[0]), device=device)
 
     def pieces(self, sentence: str) -> list[int]:
         """The ids of a sentence, without the end."""
@@ -98,7 +98,7 @@ class BergamotTranslator(SentenceTranslator):
         return written
 
 
-class Network:
+class MarianNetwork:
     """The network of one direction on a device. Weights are (inputs, outputs), by Marian's names."""
 
     def __init__(self, file: MarianFile, *, device: torch.device) -> None:

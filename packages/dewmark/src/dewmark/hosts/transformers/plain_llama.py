@@ -24,7 +24,7 @@ Kept = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values (batch, he
 Parts = Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]  # a layer's weights and biases, by name
 
 
-class Output(NamedTuple):
+class LlamaOutput(NamedTuple):
     """What a forward pass returns, under the names of transformers."""
 
     logits: torch.Tensor
@@ -79,7 +79,7 @@ class PlainLlama(torch.nn.Module):
         logits_to_keep: int = 0,
         use_cache: bool = True,
         return_dict: bool = True,
-    ) -> Output:
+    ) -> LlamaOutput:
         """Logits of the last ``logits_to_keep`` tokens (0: all) of ``input_ids`` (batch, new tokens).
 
         ``attention_mask`` (batch, past and new tokens) is 0 at padding. ``use_cache`` and ``return_dict`` are
@@ -109,7 +109,7 @@ class PlainLlama(torch.nn.Module):
             gated = silu(linear(x, *layer["gate_proj"])) * linear(x, *layer["up_proj"])
             hidden = hidden + linear(gated, *layer["down_proj"])
         last = self._scaled(hidden, self._norm)[:, -logits_to_keep:].contiguous()  # multiplied as one matrix
-        return Output(linear(last, self._head), tuple(cache))
+        return LlamaOutput(linear(last, self._head), tuple(cache))
 
     def _attend(
         self,
