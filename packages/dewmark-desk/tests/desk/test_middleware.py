@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 from tests.desk.conftest import bearer
+from tests.desk.live import plain_text
 
 from dewmark_desk import routes as serve_routes
 from dewmark_desk import verdicts
@@ -76,6 +77,20 @@ class TestTokens:
         answers = [client.post("/v1/detect", json={"text": "a"}, headers=head) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 21
+
+    def test_responses_tell_what_the_token_has_left(self, client, monkeypatch, clock):
+        monkeypatch.setattr(client.service.tokens, "_clock", clock)
+        desk = bearer(client, "detect", per_minute=60.0, budget=100)
+        names = [f"ratelimit-{name}" for name in ("limit", "remaining", "reset")] + ["budget-remaining"]
+        for texts, status, left in (
+            (20, 200, "60 40 20 80"),
+            (40, 200, "60 0 60 40"),
+            (30, 429, "60 0 60 40"),
+        ):
+            answer = client.post("/v1/detect", json={"texts": [plain_text(3)] * texts}, headers=desk)
+            assert answer.status_code == status
+            assert [answer.headers[name] for name in names] == left.split()
+        assert "ratelimit-limit" not in client.get("/v1/whoami", headers=desk).headers
 
     def test_refusals_cost_no_budget(self, client, monkeypatch):
         head = bearer(client, "detect", budget=9)

@@ -48,7 +48,7 @@ DEFAULT_ATTACKS = (
     "delete:r=0.3",
     "truncate:n=60",
     "copy-paste:share=0.25",
-    "synonym:method=wordnet",
+    "synonym",
     "round-trip",
     "translate",
 )
