@@ -239,14 +239,6 @@ def test_generation_ends_when_the_client_goes(tmp_path, monkeypatch):
             assert len(steps) < 300
 
 
-def test_generation_says_that_it_is_a_demonstration(client):
-    paths = client.get("/openapi.json").json()["paths"]
-    for path in ("/v1/completions", "/v1/chat/completions"):
-        said = " ".join(paths[path]["post"]["description"].split())
-        assert "for trying the mark out: a request waits until the batch before it has ended" in said
-        assert "Serve with vLLM" in said
-
-
 def test_detection_service_does_not_generate(open_service):
     client = open_service()
     assert client.post("/v1/completions", json={**COMMON, "prompt": "the"}).status_code == 404
