@@ -53,12 +53,12 @@ def named(monkeypatch, host, bag_encoder):
     Tiny.runs = 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def watermark(host) -> Watermark:
     return Watermark(KEY, host=host)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def text(host, watermark) -> str:
     decoding = Decoding(max_new_tokens=150, min_new_tokens=150, temperature=0.7)
     (made,) = host.generate([PROMPT], scheme=watermark.scheme, seeds=[1], decoding=decoding)

@@ -48,7 +48,7 @@ def count(value: object) -> int:
     return 1 + sum(map(count, value)) if isinstance(value, list) else 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(value=values, escape=st.booleans())
 def test_values_are_counted_exactly_before_parsing(value, escape):
     body = json.dumps(value, ensure_ascii=escape).encode()
@@ -126,7 +126,7 @@ def test_every_list_of_a_request_is_bounded_and_stops_at_the_first_error():
 
 
 def test_prompt_is_cut_to_the_words_that_can_be_context():
-    prompt = "the quick brown fox " * 50_000
+    prompt = "the quick brown fox " * 5_000
     default = Examination([open_demonstration()], keys=1)
     assert len(context_of(prompt, default)) <= 2_048
     short = context_of(prompt, ONE)  # a scheme of the host's tokens

@@ -42,12 +42,6 @@ class TestDetect:
             assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
             assert found["characters"] == len(text)
 
-    def test_batch_keeps_order_and_omits_tokens(self, client):
-        texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
-        found = results(client.post("/v1/detect", json={"texts": texts}))
-        assert [one["verdict"] for one in found] == ["marked", "not_marked"] * 2
-        assert all(one["tokens"] is None for one in found)
-
     def test_prompt_is_context(self, client):
         text = marked_text()
         alone, after = (
@@ -61,10 +55,6 @@ class TestDetect:
             (found,) = results(client.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
             assert (found["p_value"] < fpr) == (verdict == "marked")
-
-    def test_short_text_gets_no_verdict(self, client):
-        (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
-        assert found["verdict"] == "too_short"
 
     def test_a_long_text_is_refused_rather_than_cut(self, open_service):
         client = open_service(text_bytes=1000)
@@ -130,13 +120,6 @@ class TestTenants:
         head = bearer(client, "detect", tenants=["beta"])
         (own,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
         assert own["keys"] == 1
-
-    def test_right_tenant_is_named(self, open_service):
-        client = open_service(tenants=("beta", "acme"))
-        (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
-        assert (found["verdict"], found["tenant"]) == ("marked", "acme")
-        only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
-        assert results(only)[0]["verdict"] == "not_marked"
 
     def test_retired_keys_detect_and_are_named(self, open_service):
         client = open_service(tenants=("acme@2025", "acme", "beta"))
@@ -235,10 +218,6 @@ class TestPassages:
         assert passage["text"] == (plain + marked)[passage["start"] : passage["end"]]
         assert found["tenant"] == passage["tenant"] == "acme"
         assert (len(found["tokens"]), found["coverage"]["extent"]) == (300, "part")
-
-    def test_nothing_is_found_in_unmarked_text(self, client):
-        (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "passages": True}))
-        assert (found["verdict"], found["coverage"]) == ("not_marked", None)
 
 
 class TestExtract:

@@ -13,7 +13,7 @@ from dewmark_desk.examining import seed_of
 from dewmark_desk.routes.openai import ChatRequest, CompletionRequest
 from dewmark_desk.settings import Settings
 
-WORDS = 100
+WORDS = 80
 TRIES = {  # values for every field that could change a text
     "tenant": ["acme", "beta"],
     "payload": [0, 1, 5, 65_535],

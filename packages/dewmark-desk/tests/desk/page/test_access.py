@@ -118,4 +118,3 @@ def test_public_token_gets_a_verdict_only(enter, marked):
     for hidden in ("#inspector", "#legend", "#plot", "#passages", "#scores"):
         expect(page.locator(hidden)).to_be_hidden()
     assert page.locator("#level").is_disabled()
-    assert not [request for request in one.requests if "locate" in request.url]
