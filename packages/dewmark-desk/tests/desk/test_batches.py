@@ -79,9 +79,9 @@ class TestResults:
         public = bearer(client, "detect-public")
         assert client.post("/v1/batches", json=BODY, headers=public).status_code == 403
 
-    def test_an_audit_has_no_results(self, client):
-        where = client.post("/v1/audit", json={"texts": [{"text": PLAIN[0]}]}).headers["location"]
-        assert client.get(f"{where}/results").status_code == 404
+    def test_an_audit_has_no_results(self, shared):
+        where = shared.post("/v1/audit", json={"texts": [{"text": PLAIN[0]}]}).headers["location"]
+        assert shared.get(f"{where}/results").status_code == 404
 
     @pytest.mark.parametrize(
         "body",
@@ -92,8 +92,8 @@ class TestResults:
             {"texts": [{"text": "a"}], "test": "no such test"},
         ],
     )
-    def test_bad_batches_are_refused(self, client, body):
-        assert client.post("/v1/batches", json=body).status_code in (404, 422)
+    def test_bad_batches_are_refused(self, shared, body):
+        assert shared.post("/v1/batches", json=body).status_code in (404, 422)
 
 
 class TestLists:

@@ -29,9 +29,9 @@ def results(response):
 
 
 class TestDetect:
-    def test_answer_equals_the_library_s(self, client):
+    def test_answer_equals_the_library_s(self, shared):
         for text, verdict in ((marked_text(), "marked"), (plain_text(), "not_marked")):
-            (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+            (found,) = results(shared.post("/v1/detect", json={"text": text, "tokens": True}))
             own = bound("acme").detect(text)
             assert found["verdict"] == verdict == own.verdict
             assert found["p_value_of_key"] == own.p_value
@@ -42,17 +42,17 @@ class TestDetect:
             assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
             assert found["characters"] == len(text)
 
-    def test_prompt_is_context(self, client):
+    def test_prompt_is_context(self, shared):
         text = marked_text()
         alone, after = (
-            results(client.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
+            results(shared.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
             for prompt in (None, "the old bridge over the river")
         )
         assert after["tokens_scored"] == alone["tokens_scored"] + 3
 
-    def test_level_decides_the_verdict(self, client):
+    def test_level_decides_the_verdict(self, shared):
         for fpr, verdict in ((0.05, "marked"), (1e-300, "not_marked")):
-            (found,) = results(client.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
+            (found,) = results(shared.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
             assert (found["p_value"] < fpr) == (verdict == "marked")
 
@@ -62,13 +62,13 @@ class TestDetect:
         assert refused.status_code == 413
         assert "more than 1,000 bytes" in refused.json()["error"]["message"]
 
-    def test_language_is_guessed(self, client):
+    def test_language_is_guessed(self, shared):
         german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
-        (found,) = results(client.post("/v1/detect", json={"text": german}))
+        (found,) = results(shared.post("/v1/detect", json={"text": german}))
         assert found["language"] == {"code": "de", "name": "German", "supported": True}
-        (found,) = results(client.post("/v1/detect", json={"text": "12 34 56"}))
+        (found,) = results(shared.post("/v1/detect", json={"text": "12 34 56"}))
         assert found["language"] == {"code": None, "name": None, "supported": None}
-        (found,) = results(client.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
+        (found,) = results(shared.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
         assert found["language"] == {"code": "el", "name": "Greek", "supported": False}
 
     def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
@@ -207,10 +207,10 @@ class TestPublic:
 
 
 class TestPassages:
-    def test_marked_half_is_found(self, client):
+    def test_marked_half_is_found(self, shared):
         plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
         body = {"text": plain + marked, "tokens": True, "passages": True}
-        (found,) = results(client.post("/v1/detect", json=body))
+        (found,) = results(shared.post("/v1/detect", json=body))
         (passage,) = found["coverage"]["passages"]
         # boundaries are accurate to a few tokens, of 5 characters each here
         assert abs(passage["start"] - len(plain)) < 200
@@ -221,9 +221,9 @@ class TestPassages:
 
 
 class TestExtract:
-    def test_text_of_a_file(self, client):
+    def test_text_of_a_file(self, shared):
         data = "Die Brücke über den Fluss.".encode()
-        found = client.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
+        found = shared.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
         assert (found["name"], found["text"], found["characters"]) == ("b.txt", data.decode(), 26)
 
     def test_unreadable_files_are_rejected(self, open_service):
@@ -260,8 +260,8 @@ class TestExtract:
         ({"text": "x" * 1_000_001}, 413),
     ],
 )
-def test_invalid_requests_are_rejected(client, body, status):
-    response = client.post("/v1/detect", json=body)
+def test_invalid_requests_are_rejected(shared, body, status):
+    response = shared.post("/v1/detect", json=body)
     assert response.status_code == status
     error = response.json()["error"]
     assert error["request_id"] == response.headers["x-request-id"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import pkgutil
 import time
@@ -28,10 +29,10 @@ ROUTES = [
 
 
 class TestTokens:
-    @pytest.mark.parametrize(("method", "path"), ROUTES)
-    def test_first_token_makes_tokens_mandatory(self, client, method, path):
+    def test_first_token_makes_tokens_mandatory(self, client):
         bearer(client, "detect")
-        for header in ({}, {"Authorization": "Bearer dwm_0123456789ab_x"}, {"Authorization": "Basic YTpi"}):
+        wrong = ({}, {"Authorization": "Bearer dwm_0123456789ab_x"}, {"Authorization": "Basic YTpi"})
+        for (method, path), header in itertools.product(ROUTES, wrong):
             response = client.request(method, path, headers=header)
             assert response.status_code == 401
             assert response.headers["www-authenticate"] == "Bearer"
@@ -112,8 +113,8 @@ class TestTokens:
 
 
 class TestBodies:
-    def test_large_body_is_rejected_unread(self, client):
-        response = client.post("/v1/detect", content=b"{}", headers={"content-length": str(9 << 20)})
+    def test_large_body_is_rejected_unread(self, shared):
+        response = shared.post("/v1/detect", content=b"{}", headers={"content-length": str(9 << 20)})
         assert response.status_code == 413
 
     def test_large_body_without_length_is_rejected(self, open_service):
@@ -126,27 +127,27 @@ class TestBodies:
     @pytest.mark.parametrize(
         "body", [b"", b"{", b"\xff\xfe", b'{"text": NaN}', b"[" * 100_000, b"null", b"5"]
     )
-    def test_invalid_json_is_rejected(self, client, body):
-        response = client.post("/v1/detect", content=body, headers={"content-type": "application/json"})
+    def test_invalid_json_is_rejected(self, shared, body):
+        response = shared.post("/v1/detect", content=body, headers={"content-type": "application/json"})
         assert response.status_code in (400, 413, 422)
 
-    def test_other_origins_cannot_post_without_preflight(self, client):
+    def test_other_origins_cannot_post_without_preflight(self, shared):
         # without a preflight request, another origin may send only these types
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-            response = client.post("/v1/detect", content=b'{"text": "a"}', headers={"content-type": kind})
+            response = shared.post("/v1/detect", content=b'{"text": "a"}', headers={"content-type": kind})
             assert response.status_code == 422, kind
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-    def test_forms_of_other_sites_are_rejected(self, client, site):
+    def test_forms_of_other_sites_are_rejected(self, shared, site):
         form = {"files": {"file": ("a.txt", b"the old bridge")}}
         own = {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8080"}
-        assert client.post("/v1/extract", **form, headers=own).status_code == 200
+        assert shared.post("/v1/extract", **form, headers=own).status_code == 200
         foreign = {"Sec-Fetch-Site": site, "Origin": "http://evil.example"}
-        refused = client.post("/v1/extract", **form, headers=foreign)
+        refused = shared.post("/v1/extract", **form, headers=foreign)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "cross_site")
         for origin in ("http://evil.example", "null", "http://127.0.0.1:8081"):  # browsers of before 2023
-            assert client.post("/v1/extract", **form, headers={"Origin": origin}).status_code == 403, origin
-        assert client.post("/v1/extract", **form).status_code == 200  # not a browser
+            assert shared.post("/v1/extract", **form, headers={"Origin": origin}).status_code == 403, origin
+        assert shared.post("/v1/extract", **form).status_code == 200  # not a browser
 
     def test_proxied_page_with_a_token_is_its_own_site(self, client):
         head = {**bearer(client, "detect"), "Origin": "https://desk.example"}
@@ -160,7 +161,7 @@ MANY = b'{"texts":[' + b"0," * 500_000 + b"0]}"  # a megabyte; its validation to
 
 
 class TestExpensiveBodies:
-    def test_many_values_are_not_validated(self, client):
+    def test_many_values_are_not_validated(self, shared):
         started = time.monotonic()
         head = {"content-type": "application/json"}
         for path, body in (
@@ -168,7 +169,7 @@ class TestExpensiveBodies:
             ("/v1/audit", b'{"texts":[' + b"{}," * 300_000 + b"{}]}"),
             ("/v1/detect", b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
         ):
-            refused = client.post(path, content=body, headers=head)
+            refused = shared.post(path, content=body, headers=head)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values"), path
         assert time.monotonic() - started < 2.0
 
@@ -216,8 +217,8 @@ class TestExpensiveBodies:
 
 
 class TestOverload:
-    def test_work_of_one_request_is_limited(self, client):
-        refused = client.post("/v1/detect", json={"texts": ["a long text " * 5_000] * 12})
+    def test_work_of_one_request_is_limited(self, shared):
+        refused = shared.post("/v1/detect", json={"texts": ["a long text " * 5_000] * 12})
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "texts_too_large")
 
     def test_stopping_service_answers_requests_on_open_connections_and_closes_them(self, client):
@@ -247,18 +248,18 @@ def until(condition) -> None:
 
 
 class TestResponses:
-    def test_every_response_has_the_security_headers(self, client):
+    def test_every_response_has_the_security_headers(self, shared):
         for path in ("/healthz", "/v1/whoami", "/docs", "/nothing", "/openapi.json"):
-            headers = client.get(path).headers
+            headers = shared.get(path).headers
             policy = headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
             assert "unsafe" not in policy
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["x-request-id"]
 
-    def test_harmless_request_ids_are_kept(self, client):
-        assert client.get("/healthz", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
-        bad = client.get("/healthz", headers={"X-Request-Id": 'a" b'}).headers["x-request-id"]
+    def test_harmless_request_ids_are_kept(self, shared):
+        assert shared.get("/healthz", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+        bad = shared.get("/healthz", headers={"X-Request-Id": 'a" b'}).headers["x-request-id"]
         assert len(bad) == 16
 
     def test_service_without_tokens_answers_to_known_names_only(self, open_service):
@@ -272,17 +273,17 @@ class TestResponses:
         ):
             assert client.get("/v1/whoami", headers={"Host": host}).status_code == status, host
 
-    def test_docs_load_nothing_from_third_parties(self, client):
+    def test_docs_load_nothing_from_third_parties(self, shared):
         for path in ("/docs", "/static/docs.js", "/static/docs.css"):
-            response = client.get(path)
+            response = shared.get(path)
             assert response.status_code == 200
             assert "http://" not in response.text
             assert "https://" not in response.text
-        assert "<script>" not in client.get("/docs").text
+        assert "<script>" not in shared.get("/docs").text
 
     @pytest.mark.parametrize("name", ["..%2fapp.py", "app.py", "%2e%2e", "nothing.js", "a%00.js", ""])
-    def test_only_static_files_are_served(self, client, name):
-        assert client.get(f"/static/{name}").status_code == 404
+    def test_only_static_files_are_served(self, shared, name):
+        assert shared.get(f"/static/{name}").status_code == 404
 
     def test_internal_errors_reveal_nothing(self, client, monkeypatch, caplog):
         def explode(*_: object, **__: object) -> None:

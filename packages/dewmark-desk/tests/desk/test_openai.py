@@ -27,8 +27,8 @@ def given_seeds(monkeypatch):
 
 
 @pytest.fixture
-def client(open_service, given_seeds):
-    return open_service(generates=True)
+def client(shared, given_seeds):
+    return shared
 
 
 def events(response) -> list[dict]:
@@ -160,7 +160,8 @@ def test_supported_and_unsupported_options(client, change, status):
     assert response.status_code == status, response.text
 
 
-def test_generation_has_its_own_scope(client):
+def test_generation_has_its_own_scope(open_service):
+    client = open_service(generates=True)
     wanted = {**COMMON, "prompt": "the", "max_tokens": 2}
     for scope, status in (("detect", 403), ("generate", 200), ("admin", 200)):
         head = bearer(client, scope)
