@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from tests.fakes import BagEncoder, replace_encoders
 from typer.testing import CliRunner
 
 from dewmark import Detector, Watermark
@@ -45,20 +46,28 @@ def host() -> Tiny:
     return Tiny(400)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def named(host):
+    """The name "tiny" stands for the fake host, and a small encoder for every other."""
+    with pytest.MonkeyPatch.context() as patch:
+        replace_encoders(patch, BagEncoder())
+        patch.setattr("dewmark.hosts.expectations.host_info", lambda name, **_: host.info)
+        patch.setattr("dewmark.hosts.expectations.load_host", lambda name, **_: host)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def named(monkeypatch, host, bag_encoder):
-    """The name "tiny" stands for the fake host."""
-    monkeypatch.setattr("dewmark.hosts.expectations.host_info", lambda name, **_: host.info)
-    monkeypatch.setattr("dewmark.hosts.expectations.load_host", lambda name, **_: host)
+def unread(text):
+    """No test's count has another's readings."""
     Tiny.runs = 0
 
 
-@pytest.fixture
-def watermark(host) -> Watermark:
+@pytest.fixture(scope="module")
+def watermark(host, named) -> Watermark:
     return Watermark(KEY, host=host)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def text(host, watermark) -> str:
     decoding = Decoding(max_new_tokens=150, min_new_tokens=150, temperature=0.7)
     (made,) = host.generate([PROMPT], scheme=watermark.scheme, seeds=[1], decoding=decoding)

@@ -275,6 +275,20 @@ class Tokens:
                     .values(used=table.c.used - texts, used_bytes=table.c.used_bytes - size)
                 )
 
+    def headers(self, caller: Caller) -> dict[str, str]:
+        """What the caller has left now, in the fields of the IETF's draft on rate limits, and its budget."""
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
+        owed = row.free_at - self._clock()
+        owed = owed if 0.0 < owed <= _LONGEST_DEBT else 0.0
+        left = max(0.0, BURST - owed) * row.per_minute / 60.0
+        values = {
+            "RateLimit-Limit": f"{row.per_minute:.0f}",
+            "RateLimit-Remaining": f"{math.floor(left)}",
+            "RateLimit-Reset": f"{math.ceil(owed)}",
+        }
+        return values if row.budget is None else values | {"Budget-Remaining": f"{row.budget - row.used}"}
+
     def left(self, caller: Caller) -> int | None:
         """The rest of the caller's budget, in texts; None: no limit."""
         if caller.budget is None:

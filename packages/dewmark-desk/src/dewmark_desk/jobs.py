@@ -4,12 +4,15 @@ A worker leases a job and renews the lease while it works. If it dies, the lease
 expires and another worker continues after the last chunk; a worker that was merely slow finds that it has
 lost the lease, and stops. A text is deleted when it is scored, its result with its job, which expires.
 
+A caller may name a request: the job's id then follows from owner and name, so it can be stored only once.
+
 Boundary: rows; `job_runner` does the work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 import threading
@@ -101,6 +104,11 @@ class Job:
         }
 
 
+def named_id(owner: str, name: str) -> str:
+    """The id of the job that an owner submits under a name."""
+    return f"j_{hashlib.sha256(f'{owner}/{name}'.encode()).hexdigest()[:32]}"
+
+
 class Jobs:
     """The jobs of a store; ``worker`` identifies this process in leases."""
 
@@ -112,6 +120,7 @@ class Jobs:
         self,
         owner: str,
         *,
+        named: str | None = None,
         kind: str = AUDIT,
         tenant: str,
         test: str | None,
@@ -121,8 +130,8 @@ class Jobs:
         owner_limit: int,
         limit: int,
     ) -> Job:
-        """Store a job."""
-        id_ = f"j_{secrets.token_urlsafe(16)}"
+        """Store a job, under a random id unless it is ``named``."""
+        id_ = named or f"j_{secrets.token_urlsafe(16)}"
         with self._store.write() as connection:
             waiting = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
             if connection.execute(waiting.where(jobs.c.owner == owner)).scalar_one() >= owner_limit:

@@ -12,6 +12,7 @@ or a proxy adds one: a form may be sent to any address without asking.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
@@ -81,7 +82,12 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._add_headers(MutableHeaders(scope=message), scope["path"], request_id)
+                found = MutableHeaders(scope=message)
+                self._add_headers(found, scope["path"], request_id)
+                caller = state.get("caller")
+                if scope["method"] == "POST" and caller is not None and caller.id:
+                    with contextlib.suppress(sa.exc.SQLAlchemyError):
+                        found.update(await self._service.in_thread(self._service.tokens.headers, caller))
             await send(message)
 
         try:

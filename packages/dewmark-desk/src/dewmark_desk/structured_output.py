@@ -32,18 +32,24 @@ if TYPE_CHECKING:
 __all__ = ["constrained", "grammar_of"]
 
 
-def grammar_of(schema: Mapping[str, Any]) -> str:
-    """The grammar of a JSON schema; `ConfigError` says what is wrong with it."""
+def grammar_of(schema: Mapping[str, Any], *, what: str = "response_format", or_text: bool = False) -> str:
+    """The grammar of a JSON schema; `ConfigError` says what is wrong with it, in the field ``what``.
+
+    ``or_text`` also allows any text that does not begin with a brace or white space.
+    """
     matcher = _matcher()
     try:
         # without free white space: small models can write it for ever
         compact = json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}})
-        grammar: str = matcher.grammar_from_json_schema(compact)
+        either = f"start: value | text\nvalue: %json {compact}\ntext: /[^{{\\s](.|\\n)*/\n"
+        grammar: str = (
+            matcher.grammar_from_lark(either) if or_text else matcher.grammar_from_json_schema(compact)
+        )
         problem = matcher.validate_grammar(grammar, None)
     except ValueError as error:
         problem = str(error)
     if problem:
-        raise ConfigError(f"response_format: {' '.join(problem.split())[:300]}")
+        raise ConfigError(f"{what}: {' '.join(problem.split())[:300]}")
     return grammar
 
 
@@ -51,11 +57,15 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
     """The scheme under a grammar: its sessions draw what the grammar allows, with the mark or without."""
     tokenizer = bound.host.tokenizer
     if not isinstance(tokenizer, HFTokenizer):
-        raise ConfigError(f"{bound.host.name} has no tokenizer for grammars: leave out response_format")
+        raise ConfigError(
+            f"{bound.host.name} has no tokenizer for grammars: leave out response_format and tools"
+        )
     guide = _guide(tokenizer, bound.host.vocab_size)
     first = _matcher()(guide, grammar)
     if first.is_error() or not set(_allowed_ids(first).tolist()) - tokenizer.special_ids:
-        raise ConfigError(f"{bound.host.name} has no tokens for such an answer: leave out response_format")
+        raise ConfigError(
+            f"{bound.host.name} has no tokens for such an answer: leave out response_format and tools"
+        )
     changed = copy.copy(bound)
     changed.session = functools.partial(  # type: ignore[method-assign]
         _session, grammar, guide, bound if marked else None

@@ -99,6 +99,8 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
     for each in (
         "JSON | 66 of 66 | 66 of 66",
         "within",
+        "the Code of Practice on marking and labelling; its own text was not available",
+        "| signed metadata | Both layers | not stated: give --certificate |",
         "https://p.example",
     ):
         assert each in page

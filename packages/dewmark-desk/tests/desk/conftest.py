@@ -61,6 +61,15 @@ def client(open_service: Open) -> TestClient:
     return open_service()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service that also generates, for tests that leave it as it is."""
+    service = make_service(tmp_path_factory.mktemp("shared"), generates=True)
+    with TestClient(create_app(service), base_url="http://127.0.0.1:8080") as client:
+        client.service = service
+        yield client
+
+
 def bearer(client: TestClient, *scopes: str, **options: Any) -> dict[str, str]:
     """Headers with a new token of these scopes."""
     _, text = client.service.tokens.new("test", scopes, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -78,9 +79,9 @@ class TestResults:
         public = bearer(client, "detect-public")
         assert client.post("/v1/batches", json=BODY, headers=public).status_code == 403
 
-    def test_an_audit_has_no_results(self, client):
-        where = client.post("/v1/audit", json={"texts": [{"text": PLAIN[0]}]}).headers["location"]
-        assert client.get(f"{where}/results").status_code == 404
+    def test_an_audit_has_no_results(self, shared):
+        where = shared.post("/v1/audit", json={"texts": [{"text": PLAIN[0]}]}).headers["location"]
+        assert shared.get(f"{where}/results").status_code == 404
 
     @pytest.mark.parametrize(
         "body",
@@ -91,8 +92,8 @@ class TestResults:
             {"texts": [{"text": "a"}], "test": "no such test"},
         ],
     )
-    def test_bad_batches_are_refused(self, client, body):
-        assert client.post("/v1/batches", json=body).status_code in (404, 422)
+    def test_bad_batches_are_refused(self, shared, body):
+        assert shared.post("/v1/batches", json=body).status_code in (404, 422)
 
 
 class TestLists:
@@ -137,3 +138,28 @@ def test_a_slow_chunk_keeps_its_job(tmp_path):
     assert slow.record(job, [ScoredItem(0, 1, 0.5)])
     time.sleep(0.4)  # nobody renews it any more, as if the worker had died
     assert other.claim(["acme"]).id == job.id
+
+
+class TestIdempotency:
+    def test_a_named_request_is_one_job_of_its_token_and_charged_once(self, client):
+        headers = {**bearer(client, "detect", budget=30), "Idempotency-Key": "monday"}
+        first, again = (client.post("/v1/batches", json=BODY, headers=headers) for _ in range(2))
+        assert (first.status_code, again.status_code) == (202, 202)
+        assert first.json()["job"]["id"] == again.json()["job"]["id"]
+        assert client.service.tokens.all()[0].used == len(TEXTS)
+        other = client.post("/v1/batches", json={"texts": [{"text": PLAIN[0]}]}, headers=headers)
+        assert other.status_code == 422
+        assert "another request had this key" in other.json()["error"]["message"]
+        assert client.post("/v1/audit", json={"texts": BODY["texts"]}, headers=headers).status_code == 422
+        stranger = {**bearer(client, "detect"), "Idempotency-Key": "monday"}
+        made = client.post("/v1/batches", json=BODY, headers=stranger).json()["job"]["id"]
+        assert made != first.json()["job"]["id"]
+        bad = {**stranger, "Idempotency-Key": "a b"}
+        assert client.post("/v1/batches", json=BODY, headers=bad).status_code == 422
+
+    def test_simultaneous_requests_make_one_job_and_are_charged_once(self, client):
+        headers = {**bearer(client, "detect", budget=1_000), "Idempotency-Key": "now"}
+        with ThreadPoolExecutor(6) as pool:
+            made = list(pool.map(lambda _: client.post("/v1/batches", json=BODY, headers=headers), range(6)))
+        assert len({each.json()["job"]["id"] for each in made}) == 1
+        assert client.service.tokens.all()[0].used == len(TEXTS)

@@ -15,7 +15,7 @@ import pytest
 from tests.desk.live import live_service, make_service
 
 from dewmark_desk import verdicts
-from dewmark_desk.connections import Connections, raise_file_limit
+from dewmark_desk.connections import Connections
 from dewmark_desk.monitoring import JsonLines, LimitedRepeats
 
 POST = b"POST /v1/detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -48,19 +48,6 @@ def test_headers_must_arrive_in_time(tmp_path, sent):
         assert closed(connection, 5.0)
 
 
-def test_trickled_bytes_do_not_extend_the_time(tmp_path):
-    with (
-        live_service(tmp_path, header_seconds=0.5) as url,
-        connected(url, b"GET /healthz HTTP/1.1\r\n") as open_,
-    ):
-        deadline = time.monotonic() + 5.0
-        with contextlib.suppress(OSError):
-            while time.monotonic() < deadline:
-                open_.sendall(b"X")
-                time.sleep(0.05)
-        assert time.monotonic() < deadline
-
-
 def test_bodies_must_arrive_in_time(tmp_path):
     with (
         live_service(tmp_path, body_seconds=0.5) as url,
@@ -80,14 +67,6 @@ def test_half_open_connections_make_room(tmp_path):
     with live_service(tmp_path, connections=20) as url, contextlib.ExitStack() as stack:
         for _ in range(60):
             stack.enter_context(connected(url, b"GET / HTTP/1.1\r\nX: "))
-        for _ in range(3):
-            assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
-
-
-def test_slow_bodies_make_room(tmp_path):
-    with live_service(tmp_path, connections=20) as url, contextlib.ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(connected(url, POST + b"Content-Length: 99\r\n\r\n{"))
         for _ in range(3):
             assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
 
@@ -153,28 +132,6 @@ def test_stopping_does_not_wait_for_half_a_body(tmp_path):
             service.draining = True
             started = time.monotonic()
         assert time.monotonic() - started < 6.0
-
-
-def test_connections_leave_descriptors_for_the_rest():
-    import resource
-
-    allowed = raise_file_limit(10_000_000)
-    assert allowed <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
-
-
-def test_repeated_log_lines_are_limited(capsys):
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    handler.addFilter(LimitedRepeats(burst=5, per_second=0.0))
-    logger = logging.getLogger("dewmark.test-limits")
-    logger.addHandler(handler)
-    logger.propagate = False
-    for i in range(1000):
-        logger.error("socket.accept() out of system resource %d", i)
-    logger.warning("something else")
-    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert len(rows) == 6
-    logger.removeHandler(handler)
 
 
 def test_limited_log_says_how_much_is_missing(capsys):

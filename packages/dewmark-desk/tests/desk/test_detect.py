@@ -29,9 +29,9 @@ def results(response):
 
 
 class TestDetect:
-    def test_answer_equals_the_library_s(self, client):
+    def test_answer_equals_the_library_s(self, shared):
         for text, verdict in ((marked_text(), "marked"), (plain_text(), "not_marked")):
-            (found,) = results(client.post("/v1/detect", json={"text": text, "tokens": True}))
+            (found,) = results(shared.post("/v1/detect", json={"text": text, "tokens": True}))
             own = bound("acme").detect(text)
             assert found["verdict"] == verdict == own.verdict
             assert found["p_value_of_key"] == own.p_value
@@ -42,29 +42,19 @@ class TestDetect:
             assert (found["tenant"], found["keys"], found["per_tenant"]) == ("acme", 1, None)
             assert found["characters"] == len(text)
 
-    def test_batch_keeps_order_and_omits_tokens(self, client):
-        texts = [marked_text(seed) if seed % 2 else plain_text(seed) for seed in range(1, 5)]
-        found = results(client.post("/v1/detect", json={"texts": texts}))
-        assert [one["verdict"] for one in found] == ["marked", "not_marked"] * 2
-        assert all(one["tokens"] is None for one in found)
-
-    def test_prompt_is_context(self, client):
+    def test_prompt_is_context(self, shared):
         text = marked_text()
         alone, after = (
-            results(client.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
+            results(shared.post("/v1/detect", json={"text": text, "prompt": prompt}))[0]
             for prompt in (None, "the old bridge over the river")
         )
         assert after["tokens_scored"] == alone["tokens_scored"] + 3
 
-    def test_level_decides_the_verdict(self, client):
+    def test_level_decides_the_verdict(self, shared):
         for fpr, verdict in ((0.05, "marked"), (1e-300, "not_marked")):
-            (found,) = results(client.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
+            (found,) = results(shared.post("/v1/detect", json={"text": marked_text(), "fpr": fpr}))
             assert (found["verdict"], found["fpr"]) == (verdict, fpr)
             assert (found["p_value"] < fpr) == (verdict == "marked")
-
-    def test_short_text_gets_no_verdict(self, client):
-        (found,) = results(client.post("/v1/detect", json={"text": "the old bridge"}))
-        assert found["verdict"] == "too_short"
 
     def test_a_long_text_is_refused_rather_than_cut(self, open_service):
         client = open_service(text_bytes=1000)
@@ -72,13 +62,13 @@ class TestDetect:
         assert refused.status_code == 413
         assert "more than 1,000 bytes" in refused.json()["error"]["message"]
 
-    def test_language_is_guessed(self, client):
+    def test_language_is_guessed(self, shared):
         german = "Der alte Mann ging langsam über die Brücke und sah auf das Wasser des Flusses hinab."
-        (found,) = results(client.post("/v1/detect", json={"text": german}))
+        (found,) = results(shared.post("/v1/detect", json={"text": german}))
         assert found["language"] == {"code": "de", "name": "German", "supported": True}
-        (found,) = results(client.post("/v1/detect", json={"text": "12 34 56"}))
+        (found,) = results(shared.post("/v1/detect", json={"text": "12 34 56"}))
         assert found["language"] == {"code": None, "name": None, "supported": None}
-        (found,) = results(client.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
+        (found,) = results(shared.post("/v1/detect", json={"text": "Το παλιό γεφύρι πάνω από το ποτάμι"}))
         assert found["language"] == {"code": "el", "name": "Greek", "supported": False}
 
     def test_a_language_that_the_encoder_does_not_know_is_refused(self, open_service, tmp_path):
@@ -130,13 +120,6 @@ class TestTenants:
         head = bearer(client, "detect", tenants=["beta"])
         (own,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
         assert own["keys"] == 1
-
-    def test_right_tenant_is_named(self, open_service):
-        client = open_service(tenants=("beta", "acme"))
-        (found,) = results(client.post("/v1/detect", json={"text": marked_text()}))
-        assert (found["verdict"], found["tenant"]) == ("marked", "acme")
-        only = client.post("/v1/detect", json={"text": marked_text(), "tenants": ["beta"]})
-        assert results(only)[0]["verdict"] == "not_marked"
 
     def test_retired_keys_detect_and_are_named(self, open_service):
         client = open_service(tenants=("acme@2025", "acme", "beta"))
@@ -224,10 +207,10 @@ class TestPublic:
 
 
 class TestPassages:
-    def test_marked_half_is_found(self, client):
+    def test_marked_half_is_found(self, shared):
         plain, marked = plain_texts(1, 150)[0], marked_texts(1, 150)[0]
         body = {"text": plain + marked, "tokens": True, "passages": True}
-        (found,) = results(client.post("/v1/detect", json=body))
+        (found,) = results(shared.post("/v1/detect", json=body))
         (passage,) = found["coverage"]["passages"]
         # boundaries are accurate to a few tokens, of 5 characters each here
         assert abs(passage["start"] - len(plain)) < 200
@@ -236,15 +219,11 @@ class TestPassages:
         assert found["tenant"] == passage["tenant"] == "acme"
         assert (len(found["tokens"]), found["coverage"]["extent"]) == (300, "part")
 
-    def test_nothing_is_found_in_unmarked_text(self, client):
-        (found,) = results(client.post("/v1/detect", json={"text": plain_text(), "passages": True}))
-        assert (found["verdict"], found["coverage"]) == ("not_marked", None)
-
 
 class TestExtract:
-    def test_text_of_a_file(self, client):
+    def test_text_of_a_file(self, shared):
         data = "Die Brücke über den Fluss.".encode()
-        found = client.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
+        found = shared.post("/v1/extract", files={"file": ("..\\a/b.txt", data)}).json()
         assert (found["name"], found["text"], found["characters"]) == ("b.txt", data.decode(), 26)
 
     def test_unreadable_files_are_rejected(self, open_service):
@@ -281,8 +260,8 @@ class TestExtract:
         ({"text": "x" * 1_000_001}, 413),
     ],
 )
-def test_invalid_requests_are_rejected(client, body, status):
-    response = client.post("/v1/detect", json=body)
+def test_invalid_requests_are_rejected(shared, body, status):
+    response = shared.post("/v1/detect", json=body)
     assert response.status_code == status
     error = response.json()["error"]
     assert error["request_id"] == response.headers["x-request-id"]

@@ -13,7 +13,7 @@ from dewmark_desk.examining import seed_of
 from dewmark_desk.routes.openai import ChatRequest, CompletionRequest
 from dewmark_desk.settings import Settings
 
-WORDS = 100
+WORDS = 80
 TRIES = {  # values for every field that could change a text
     "tenant": ["acme", "beta"],
     "payload": [0, 1, 5, 65_535],
@@ -37,6 +37,8 @@ TRIES = {  # values for every field that could change a text
     "logprobs": [5],
     "suffix": ["x"],
     "tools": [[{"type": "function"}], [{"type": "function", "function": {"name": "weather"}}]],
+    "tool_choice": ["none", "auto", "required"],
+    "parallel_tool_calls": [True],
     "member": [0, 1],  # not a field: it must be refused
     "opt_out": [True],
     "watermark": [False],

@@ -224,14 +224,6 @@ def test_service_without_its_store_stays_closed(detector, tmp_path):
     assert any(row["event"] == "a worker cannot start" and "gone" in row["why"] for row in rows(log))
 
 
-def test_open_service_says_so(detector, tmp_path):
-    with served(detector, tmp_path) as (_, _, log):
-        assert any("no token is needed" in row["event"] for row in rows(log))
-    with served(detector, tmp_path, "--require-tokens") as (url, _, log):
-        assert httpx.get(f"{url}/v1/jobs").status_code == 401
-        assert not any("no token is needed" in row["event"] for row in rows(log))
-
-
 def test_detection_runs_without_torch(detector, tmp_path, monkeypatch):
     """As in the container, whose image has none."""
     (tmp_path / "missing").mkdir()

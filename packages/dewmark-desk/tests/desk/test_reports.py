@@ -62,16 +62,6 @@ def test_an_older_signer_is_still_recognised_and_a_stranger_is_not(signing, sign
         assert (answer["valid"], bool(answer["reason"])) == (valid, not valid)
 
 
-def test_a_third_party_verifies_with_the_published_keys(signing, tmp_path, capsys):
-    (tmp_path / "letter.txt").write_text(marked_text(), encoding="utf-8")
-    made = signing.post("/v1/reports", json={"text": marked_text()}).json()
-    (tmp_path / "r.jws").write_text(made["document"])
-    (tmp_path / "keys.json").write_text(signing.get("/.well-known/jwks.json").text)
-    arguments = ["--signer", str(tmp_path / "keys.json"), "--text", str(tmp_path / "letter.txt")]
-    assert main(["report", "verify", str(tmp_path / "r.jws"), *arguments]) == 0
-    assert capsys.readouterr().out.startswith("valid: detection-report")
-
-
 def test_a_table_of_reports_is_signed_and_anyone_can_verify_it(signing, tmp_path, capsys):
     asked = {"=a, b.txt": marked_text(), "two.txt": plain_text()}
     made = [

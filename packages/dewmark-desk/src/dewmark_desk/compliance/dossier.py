@@ -33,9 +33,13 @@ NOT_COVERED = (
     "Whether a text was written by a machine at all: the detector finds this key's mark and nothing else.",
 )
 
-
 READ_KINDS = (
     "dew, vllm-gumbel, vllm-dual-key-gumbel, vllm-sbw, sglang-gumbel, transformers-kgw, transformers-synthid"
+)
+
+CODE_SOURCE = (
+    "As public summaries give the Code of Practice on marking and labelling; its own text was not available "
+    "to the authors of this software. Check it against the Code before you rely on it."
 )
 
 
@@ -140,8 +144,57 @@ def build_dossier(
         "not_covered": list(NOT_COVERED),
         "access": dict(access),
         "given": given.to_dict(),
+        "code": {"source": CODE_SOURCE, "measures": code_measures(given, access=access)},
         "method": _method(plan, bound, chat=chat is not None, judge=judge),
     }
+
+
+def code_measures(given: Given, *, access: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Each measure of the Code, where the dossier answers it, and what is left."""
+    page = given.public_page or access["detector"]["page"]
+    rows = (
+        (
+            "signed metadata",
+            "Both layers",
+            f"manifests are signed by {given.signer}" if given.signer else "not stated: give --certificate",
+        ),
+        (
+            "an imperceptible mark in free text over 200 tokens",
+            "Effective",
+            "the shares found at 200 tokens are those of the table, not all texts",
+        ),
+        (
+            "code, JSON and short labels are out of scope",
+            "Policy, Not covered",
+            "which parts are left out is decided by rule and logged"
+            if given.proof
+            else "no proof of the policy was given: dewmark policy prove",
+        ),
+        (
+            "low error rates across lengths and entropies",
+            "Effective, Reliable",
+            "small samples: see the intervals",
+        ),
+        ("robustness", "Robust", "rewriting by a person or a large model removes the mark"),
+        (
+            "a detector free of charge",
+            "Interoperable",
+            page if page != "/" else "no address was given: --detector-url or --public-page",
+        ),
+        ("results name the technique they rest on", "Interoperable", "every result has scheme and test"),
+        (
+            "interoperable detection (by 2 February 2027) and a public signpost",
+            "Interoperable, Both layers",
+            "the marks listed there; other providers' need their keys or public detectors",
+        ),
+        (
+            "quality of the text is kept",
+            "Quality",
+            "the quality report is attached" if given.quality else "only the small comparison here",
+        ),
+        ("languages", "Effective, by language", "languages that are not in the table were not measured"),
+    )
+    return [{"measure": measure, "answered": where, "left": left} for measure, where, left in rows]
 
 
 def _method(plan: DossierPlan, bound: BoundScheme, *, chat: bool, judge: str) -> list[str]:

@@ -26,6 +26,7 @@ def _blocks(dossier: Mapping[str, Any]) -> Iterator[str]:
     yield from _quality_report(given["quality_report"])
     yield from _policy(given["policy_proof"])
     yield from _layers(given["layers"])
+    yield from _code(dossier["code"])
     yield from _not_covered(dossier)
     yield from _access(dossier)
     yield from _method(dossier)
@@ -244,6 +245,13 @@ def _layers(layers: Mapping[str, Any]) -> Iterator[str]:
         ("public detector, on the reader's machine", page),
     )
     yield _table(("what", "how"), *rows)
+
+
+def _code(code: Mapping[str, Any]) -> Iterator[str]:
+    yield "## The Code's measures"
+    yield code["source"]
+    rows = [(row["measure"], row["answered"], row["left"]) for row in code["measures"]]
+    yield _table(("measure", "answered under", "what is left"), *rows)
 
 
 def _not_covered(dossier: Mapping[str, Any]) -> Iterator[str]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+import sqlalchemy as sa
+from fastapi import APIRouter, Header, Path
 from fastapi import Query as Parameter
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import to_json
 
-from dewmark.errors import InputError
+from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import check_test, check_text
 from dewmark.text.languages import guess_language
 from dewmark_desk.admission import admitted
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examining import Examination, Query, examination
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.jobs import AUDIT, BATCH, Item, Job
+from dewmark_desk.jobs import AUDIT, BATCH, Item, Job, named_id
 from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
 from dewmark_desk.schemas import AuditRequest, BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
@@ -27,6 +30,13 @@ router = APIRouter(prefix="/v1", tags=["jobs"], route_class=GuardedRoute)
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
 _FOUND = guarded(Scope.DETECT, errors=(404, 422))
 JobId = Annotated[str, Path(pattern=_ID)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
+        description="Your own name for this request: sent again with the same name, it returns the same job.",
+    ),
+]
 Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a page.")]
 
 
@@ -38,7 +48,11 @@ Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a p
     **guarded(Scope.DETECT),
 )
 async def audit(
-    body: AuditRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: AuditRequest,
+    service: ServiceOf,
+    caller: CallerOf,
+    request_id: RequestId,
+    idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Start an audit, which runs in the background and survives a restart.
 
@@ -51,7 +65,9 @@ async def audit(
     how = Examination(tenants, keys=1, test=body.test)
     texts = await service.in_thread(_distinct, body, how, service.settings)
     left_out = len(body.texts) - len(texts)
-    return await _submit(service, caller, request_id, AUDIT, how, texts, left_out=left_out)
+    return await _submit(
+        service, caller, request_id, AUDIT, how, body, texts, name=idempotency_key, left_out=left_out
+    )
 
 
 @router.post(
@@ -62,7 +78,11 @@ async def audit(
     **guarded(Scope.DETECT),
 )
 async def batch(
-    body: BatchRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: BatchRequest,
+    service: ServiceOf,
+    caller: CallerOf,
+    request_id: RequestId,
+    idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Start a batch of detections, which survives a restart; results are read page by page.
 
@@ -80,7 +100,9 @@ async def batch(
         "fpr": how.fpr,
         "passages": how.passages,
     }
-    return await _submit(service, caller, request_id, BATCH, how, texts, options=options)
+    return await _submit(
+        service, caller, request_id, BATCH, how, body, texts, name=idempotency_key, options=options
+    )
 
 
 @router.get("/jobs", response_model=JobList, summary="The caller's jobs", **_FOUND)
@@ -145,31 +167,51 @@ async def _submit(
     request_id: str,
     kind: str,
     how: Examination,
+    body: AuditRequest | BatchRequest,
     texts: Sequence[Item],
     *,
+    name: str | None,
     left_out: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """Store a job and answer 202."""
+    """Store a job and answer 202; a named request that came before costs nothing and gets the same job."""
     if service.settings.zero_retention:
         raise ApiError(403, "forbidden", "this service stores no texts, so it runs no jobs")
+    id_ = None if name is None else named_id(caller.id, name)
+
+    def digest() -> str:
+        """The request's, salted with its name, which is not stored: nobody can test a guess of the texts."""
+        return hashlib.sha256(f"{name}/{kind}/".encode() + to_json(body)).hexdigest()
+
+    def find() -> Job | None:
+        found = None if id_ is None else service.jobs.get(id_)
+        if found is not None and found.settings["request"] != digest():
+            raise ConfigError("Idempotency-Key: another request had this key; use a new one")
+        return found
 
     def submit() -> Job:
         return service.jobs.submit(
             caller.id,
+            named=id_,
             kind=kind,
             tenant=how.tenants[0].id if len(how.tenants) == 1 else "",
             test=how.test,
             texts=texts,
             left_out=left_out,
-            options=options,
+            options=options if id_ is None else {"request": digest(), **(options or {})},
             owner_limit=service.settings.jobs_per_token,
             limit=service.settings.max_jobs,
         )
 
-    async with service.charged(caller, len(texts), requests=1):
-        job = await service.in_thread(submit)
-    service.wake_jobs()
+    job = await service.in_thread(find)
+    if job is None:
+        try:
+            async with service.charged(caller, len(texts), requests=1):
+                job = await service.in_thread(submit)
+            service.wake_jobs()
+        except sa.exc.IntegrityError:  # the same request came twice at the same moment
+            if (job := await service.in_thread(find)) is None:
+                raise
     content = {"request_id": request_id, "job": job.to_dict()}
     return JSONResponse(content, 202, {"Location": f"/v1/jobs/{job.id}"})
 

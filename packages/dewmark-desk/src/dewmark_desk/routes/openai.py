@@ -1,10 +1,10 @@
 """``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``: marked text for OpenAI's clients.
 
-Supports the fields of OpenAI's API that concern a marked completion, and ``response_format``: such answers
-follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a way that
-this service does not offer (tools, penalties, ``logit_bias``) are rejected unless they have their neutral
+Supports the fields of OpenAI's API that concern a marked completion, ``response_format`` and ``tools``: such
+answers follow their grammar, and are marked where it leaves a choice. Fields that would change the text in a
+way that this service does not offer (penalties, ``logit_bias``) are rejected unless they have their neutral
 value, and so are unknown fields: nothing is ignored. A service with a certificate appends a signed manifest
-to every text, except to JSON. A token writes with its own tenant's key; members and
+to every text, except to JSON and tool calls. A token writes with its own tenant's key; members and
 seeds follow from the whole request (`examining`). At temperature 0 there is no choice to put a mark into:
 such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
 parts of texts unmarked; its log says which, and holds no text.
@@ -37,6 +37,16 @@ from dewmark_desk.examining import seed_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
 from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.tool_calls import (
+    Function,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    description,
+    grammar_of_tools,
+    offered,
+    tool_call,
+)
 from dewmark_desk.service import Service
 from dewmark_desk.structured_output import grammar_of
 from dewmark_desk.text_manifest import SignedAnswers
@@ -157,13 +167,16 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=64, fail_fast=True)
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """The text of all parts, and the calls that the assistant wrote."""
+        parts = self.content or ""
+        said = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return "\n".join([*filter(None, [said]), *(each.text for each in self.tool_calls or ())])
 
 
 class ChatRequest(_Request):
@@ -172,6 +185,14 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: Literal[False] | None = None
+    tools: Annotated[list[Tool], Field(max_length=64, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="An answer has at most one call.")
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions that may be called."""
+        return offered(self.tools, self.tool_choice)
 
 
 @router.get("/models", summary="The model that generates", **guarded(Scope.GENERATE, errors=(404,)))
@@ -204,8 +225,16 @@ async def chat_completions(
     This is for trying the mark out: a request waits until the batch before it has ended. Serve with vLLM.
     """
     generator = _generator(service)
-    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    messages = [
+        {"role": "user" if message.role == "tool" else message.role, "content": message.text}
+        for message in body.messages
+    ]
     _check_size([message["content"] for message in messages], service)
+    if functions := body.functions:
+        told = description(functions)
+        if messages[0]["role"] == "system":
+            told = f"{messages.pop(0)['content']}\n\n{told}"
+        messages.insert(0, {"role": "system", "content": told})
     for i, message in enumerate(messages):
         if message["content"].strip():
             check_text(message["content"], f"message {i}")
@@ -236,6 +265,10 @@ async def _respond(
     said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
     grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
+    if calls := isinstance(body, ChatRequest) and bool(body.functions):
+        if grammar is not None:
+            raise ApiError(422, "invalid_request", "give either tools or a response_format")
+        grammar = await service.in_thread(grammar_of_tools, body.functions, body.tool_choice)
     exempt = _exempt(body, decoding, tenant, service)
     unsigned = body.response_format is not None and body.response_format.type != "text"
     signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
@@ -282,7 +315,9 @@ async def _respond(
         if kind == "chat":
             head["object"] = "chat.completion.chunk"
         prompt_count = prompt_tokens if body.wants_usage else None
-        events = _events(head, kind, streams, service, request_id, signed, prompt_tokens=prompt_count)
+        events = _events(
+            head, kind, streams, service, request_id, signed, calls=calls, prompt_tokens=prompt_count
+        )
         return StreamingResponse(events, media_type="text/event-stream")
     try:
         texts = await _while_connected(request, asyncio.gather(*map(_whole, streams)))
@@ -291,7 +326,7 @@ async def _respond(
     if texts is None:
         return Response(status_code=_CLIENT_GONE)
     choices = [
-        _choice(kind, index, text, stream.reason)
+        _choice(kind, index, text, stream.reason, tool_call(text, _call_id(head, index)) if calls else None)
         for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
     ]
     answer = {**head, "choices": choices, "usage": _usage(prompt_tokens, streams)}
@@ -306,17 +341,32 @@ async def _events(
     request_id: str,
     signed: SignedAnswers,
     *,
+    calls: bool,
     prompt_tokens: int | None,
 ) -> AsyncIterator[bytes]:
-    """The pieces of all texts as server-sent events; with ``prompt_tokens``, token counts come last."""
+    """The pieces of all texts as server-sent events; with ``prompt_tokens``, token counts come last.
+
+    ``calls``: a text that begins with a brace is held back, and sent as one call.
+    """
     arrived: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
 
     async def follow(index: int, stream: TextStream) -> None:
         try:
             await arrived.put(_chunk(kind, index, "", first=True))
+            text, held = "", False
             async for piece in stream:
-                await arrived.put(_chunk(kind, index, piece))
-            await arrived.put(_chunk(kind, index, None, reason=stream.reason))
+                text += piece
+                held = calls and text.startswith("{")
+                if not held:
+                    await arrived.put(_chunk(kind, index, piece))
+            reason, call = stream.reason, tool_call(text, _call_id(head, index)) if held else None
+            if call is not None:
+                reason = "tool_calls"
+                delta = {"tool_calls": [{"index": 0, **call}]}
+                await arrived.put({**_chunk(kind, index, None), "delta": delta})
+            elif held:
+                await arrived.put(_chunk(kind, index, text))
+            await arrived.put(_chunk(kind, index, None, reason=reason))
             await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - reported to the reader below
             await arrived.put(error)
@@ -342,12 +392,20 @@ async def _events(
         _finish(streams, service, request_id)
 
 
-def _choice(kind: Kind, index: int, text: str, reason: str) -> Json:
-    """A finished text."""
+def _choice(kind: Kind, index: int, text: str, reason: str, call: Json | None) -> Json:
+    """A finished text, or the call that it is."""
     row: Json = {"index": index, "finish_reason": reason, "logprobs": None}
     if kind == "text":
         return {**row, "text": text}
-    return {**row, "message": {"role": "assistant", "content": text, "refusal": None}}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    if call is None:
+        return {**row, "message": message}
+    said = {**message, "content": None, "tool_calls": [call]}
+    return {**row, "finish_reason": "tool_calls", "message": said}
+
+
+def _call_id(head: Json, index: int) -> str:
+    return f"call_{head['id'].partition('-')[2]}_{index}"
 
 
 def _manifest(service: Service, tenant: str, *, marked: bool) -> Callable[[str], str] | None:

@@ -118,32 +118,3 @@ def test_public_token_gets_a_verdict_only(enter, marked):
     for hidden in ("#inspector", "#legend", "#plot", "#passages", "#scores"):
         expect(page.locator(hidden)).to_be_hidden()
     assert page.locator("#level").is_disabled()
-    assert not [request for request in one.requests if "locate" in request.url]
-
-
-def test_verdict_without_numbers_is_shown_without_numbers(enter, marked):
-    one = enter("detect-public")
-    page = one.page
-    kept = (
-        "verdict",
-        "keys",
-        "tenant",
-        "characters",
-        "rounded",
-        "language",
-    )
-
-    def only_the_verdict(route):
-        response = route.fetch()
-        (result,) = response.json()["results"]
-        route.fulfill(response=response, json={"results": [{name: result[name] for name in kept}]})
-
-    page.route("**/v1/detect", only_the_verdict)
-    assert one.check(marked) == "This text carries the mark of acme."
-    for hidden in ("#sure", "#power", "#details", "#plot", "#meaning-keys"):
-        expect(page.locator(hidden)).to_be_hidden()
-    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "too_short"}]}))
-    assert one.check("a few words") == "This text is too short to say."
-    expect(page.locator("#sure")).to_have_text("Add more of the text.")
-    page.route("**/v1/detect", lambda route: route.fulfill(json={"results": [{"verdict": "not_marked"}]}))
-    assert one.check("some more words") == "No mark of this service was found in this text."

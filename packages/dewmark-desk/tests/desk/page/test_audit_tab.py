@@ -54,12 +54,6 @@ def test_dropped_files_are_collected_and_removed(desk, unmarked):
     expect(one.page.locator("#gathered")).to_contain_text("No texts yet")
 
 
-def test_audit_without_texts_is_an_error(desk):
-    page = desk("#tab=audit").page
-    page.click("#audit-start")
-    expect(page.get_by_role("alert")).to_contain_text("There are no texts yet")
-
-
 def job(state: str, **more: object) -> dict[str, object]:
     return {
         "id": "j_1",
@@ -119,12 +113,6 @@ def test_restarting_service_is_waited_for(slow):
     state.update(job("failed", error="the end"))
     expect(one.page.get_by_role("alert")).to_have_text("the end")
     one.errors.clear()  # Chromium logs the failures
-
-
-def test_failed_audit_says_why(slow):
-    one, state = slow
-    state.update(job("failed", error="no text is long enough to be judged: give longer texts"))
-    expect(one.page.get_by_role("alert")).to_contain_text("no text is long enough")
 
 
 def test_high_rate_is_flagged_in_words(slow):
