@@ -143,6 +143,7 @@ SCHEMES = Registry(
         "transformers-synthid": "dewmark.engine_marks.transformers_synthid:TransformersSynthID",
         "vllm-dual-key-gumbel": "dewmark.engine_marks.gumbel:VLLMDualKeyGumbel",
         "vllm-gumbel": "dewmark.engine_marks.gumbel:VLLMGumbel",
+        "vllm-sbw": "dewmark.engine_marks.vllm_sbw:VLLMSBW",
     },
     group="dewmark.schemes",
     companion="dewmark-lab",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
     from dewmark.batch.inputs import Document, Prompt, read_files, read_prompts
     from dewmark.batch.keyring import load_keys
-    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file
+    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
     from dewmark.batch.runners import Runner, open_runner
     from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, open_detector
     from dewmark.batch.sources import Source, open_source
@@ -48,6 +48,7 @@ __all__ = [
     "audit_texts",
     "calibrate_file",
     "detect_file",
+    "draw_key",
     "generate_file",
     "load_keys",
     "open_detector",
@@ -62,7 +63,7 @@ _MODULES = {
     "generating": "GenerateResult TextWriter generate_file",
     "inputs": "Document Prompt read_files read_prompts",
     "keyring": "load_keys",
-    "negatives": "Negatives audit_texts calibrate_file",
+    "negatives": "Negatives audit_texts calibrate_file draw_key",
     "runners": "Runner open_runner",
     "scorers": "DetectorSpec Scored Scorer open_detector",
     "sources": "Source open_source",
