@@ -20,7 +20,7 @@ from typing import Any
 from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 from dewmark.extras import import_part
 
-__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "TRANSLATORS", "Registry", "unknown_name"]
+__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
 
 
 def unknown_name(

@@ -14,7 +14,7 @@ from dewmark.registry import TRANSLATORS
 from dewmark.text.languages import guess_language
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Translator", "back_languages", "check_translators", "translate_back"]
+__all__ = ["Translator", "back_languages", "translate_back"]
 
 _INTO_ENGLISH = "-en"
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Expectations",
-    "ExpectedWords",
     "HostInfo",
     "LanguageModel",
     "Progress",

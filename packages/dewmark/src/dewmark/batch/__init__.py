@@ -13,9 +13,8 @@
 Each can be stopped at any moment: the same call resumes it, to the same output file. A file that
 another configuration wrote is never overwritten or continued.
 
-`DetectorSpec` names the key or the exported detector that texts are scored with; `DetectorSpec.open` gives a
-`Scorer` for batches of texts in memory. `audit_texts` and `calibrate_file` measure a key on unmarked texts.
-`open_runner` runs any picklable function over workers.
+`audit_texts`, `calibrate_file` and `draw_key` work on unmarked texts; `open_runner` runs any picklable
+function over workers.
 """
 
 from __future__ import annotations

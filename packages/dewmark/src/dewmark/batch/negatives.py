@@ -167,11 +167,7 @@ def text_directions(
 
 
 def audit_texts(
-    bound: BoundScheme,
-    negatives: Negatives,
-    *,
-    test: str | None = None,
-    progress: Progress = silent,
+    bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress = silent
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
     found = _detections(bound, negatives, test=test, progress=progress)

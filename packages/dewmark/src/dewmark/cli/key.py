@@ -86,8 +86,7 @@ def new(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file.")],
-    json_: options.Json = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file.")], json_: options.Json = False
 ) -> None:
     """Show a key's fingerprint, and its ring and epochs if it has any; nothing secret."""
     from dewmark.core.keys import Key

@@ -137,11 +137,7 @@ Settings = Annotated[
 ]
 Strength = Annotated[
     str | None,
-    of_key(
-        metavar="exact|free|strong|NUMBER",
-        help="How strong the default's mark is.",
-        show_default="free",
-    ),
+    of_key(metavar="exact|free|strong|NUMBER", help="How strong the default's mark is.", show_default="free"),
 ]
 Detector = Annotated[
     Path | None,
@@ -157,8 +153,7 @@ Reader = Annotated[
     ),
 ]
 Prompt = Annotated[
-    str | None,
-    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored."),
+    str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored.")
 ]
 TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")

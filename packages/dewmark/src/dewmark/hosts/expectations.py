@@ -1,9 +1,8 @@
 """Readers: language models that say, for each word of a text, which words were to be expected there.
 
-A mark prefers one of the words that could have stood in a place. What a detector learns from a place is
-therefore the difference between the word and the expected word, and any causal language model can say what
-was expected: it reads the text once, and at each token that begins a word its next-token distribution gives
-the likeliest tokens that would begin a word there.
+What a detector learns from a place is the difference between the word and the expected word, and any causal
+language model can say what was expected: it reads the text once, and at each token that begins a word its
+next-token distribution gives the likeliest tokens that would begin a word there.
 
 A token begins a word if its text does: after an open word (``the old``) a candidate needs a space or another
 separator first (`` bridge``, ``-fashioned``), while after a line break, a quotation mark or a bracket it does

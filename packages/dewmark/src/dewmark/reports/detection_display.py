@@ -20,7 +20,7 @@ from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 if TYPE_CHECKING:
     from dewmark.passages import Located, Passage
 
-__all__ = ["CAVEATS", "located_sentence", "one_in", "p_value", "sentence", "share_in_words", "technique"]
+__all__ = ["CAVEATS", "one_in", "p_value", "sentence", "share_in_words", "technique"]
 
 CAVEATS = (
     "“Marked” means that few keys would score this text so high by chance: a share p of all keys.",

@@ -19,7 +19,7 @@ from dewmark.encoders.contexts import Contexts
 from dewmark.sampling import Session, check_logits, left_padding, likeliest
 from dewmark.text.windows import ABSENT
 
-__all__ = ["Alignments", "Bias", "BiasSession"]
+__all__ = ["Bias", "BiasSession"]
 
 Alignments = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From ids (batch, length) of texts and candidates (batch, m) to u (batch, m) of the candidates."""

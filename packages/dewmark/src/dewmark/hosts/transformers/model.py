@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["TransformersHost", "load_host"]
 
 
-
 class TransformersHost(Host):
     """A causal language model in memory and its tokenizer.
 
