@@ -78,6 +78,7 @@ BASELINES: dict[str, tuple[str, Settings]] = {
     "unigram": ("unigram", {}),
     "vllm-dual-key-gumbel": ("vllm-dual-key-gumbel", {}),
     "vllm-gumbel": ("vllm-gumbel", {}),
+    "vllm-sbw": ("vllm-sbw", {}),
     "waterpool": ("waterpool", {}),
     "xsir": ("xsir", {}),
 }

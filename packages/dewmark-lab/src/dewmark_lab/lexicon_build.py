@@ -24,9 +24,12 @@ vectors may come from another encoder, through the linear map that fits listed w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -40,7 +43,7 @@ from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import ordinary_texts, register_texts
 from dewmark.encoders.lexicon import ARRAYS, LAYOUT, Lexicon
 from dewmark.errors import InputError
-from dewmark.storage import BlobCache, load_bundle, save_bundle
+from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.words import VERSION, words
 from dewmark.workspace import Progress, silent
 from dewmark_lab.word_lists import FormList, word_weight
@@ -55,6 +58,8 @@ REMOVED = 14
 
 _CHUNK = 2048
 _DISK_LIMIT = 1 << 30  # bytes
+_BUSY_SECONDS = 10.0
+_PARAMETERS = 500  # per query; every SQLite allows at least 999
 _LEVELS = 16
 _SAMPLE = 1_000_000
 _ROUNDS = 100
@@ -63,6 +68,61 @@ _RIDGE = 30.0
 
 
 # Vectors of words
+
+
+class BlobCache:
+    """Bytes by name in a SQLite file of mode 0600, for what can be computed again.
+
+    Nothing is written beyond ``limit`` bytes. The file is ignored while it is busy, read-only or full, and
+    deleted if it is damaged. Processes may share it.
+    """
+
+    def __init__(self, path: Path, *, limit: int) -> None:
+        self._path = path
+        self._limit = limit
+
+    def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The entries that exist, by name."""
+        found: dict[str, bytes] = {}
+
+        def select(database: sqlite3.Connection) -> None:
+            for i in range(0, len(names), _PARAMETERS):
+                part = names[i : i + _PARAMETERS]
+                marks = ",".join("?" * len(part))
+                found.update(database.execute(f"SELECT name, data FROM blobs WHERE name IN ({marks})", part))
+
+        if self._path.exists():
+            self._run(select)
+        return found
+
+    def write(self, entries: Mapping[str, bytes]) -> None:
+        """Add entries; those that exist stay as they are."""
+
+        def insert(database: sqlite3.Connection) -> None:
+            database.execute("CREATE TABLE IF NOT EXISTS blobs (name TEXT PRIMARY KEY, data BLOB)")
+            database.executemany("INSERT OR IGNORE INTO blobs VALUES (?, ?)", entries.items())
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            if self._path.stat().st_size > self._limit:
+                return
+        except OSError:
+            return
+        self._run(insert)
+
+    def _run(self, action: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as database, database:
+                database.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
+                database.execute("PRAGMA synchronous=NORMAL")  # a commit does not wait for the disk
+                action(database)
+        except sqlite3.OperationalError:
+            pass  # busy, read-only, full, or no table yet: compute it again
+        except sqlite3.DatabaseError:
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(OSError):
+                    self._path.with_name(self._path.name + suffix).unlink()
 
 
 class WordVectors:

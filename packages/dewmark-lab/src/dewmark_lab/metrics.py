@@ -22,14 +22,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.rates import Interval, PlainResult, check_confidence
+from dewmark.stats.rates import Interval, check_confidence
+from dewmark.types import Plain
 
 Scores = Sequence[float] | NDArray[np.floating]
 Statistic = Callable[[F64, F64], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(PlainResult):
+class Spread(Plain):
     """A figure over seeds: its mean, and half its range."""
 
     mean: float
@@ -38,7 +39,7 @@ class Spread(PlainResult):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut(PlainResult):
+class HeldOut(Plain):
     """One seed, evaluated at the threshold from the other seeds' negatives: the shares above it."""
 
     seed: int | str

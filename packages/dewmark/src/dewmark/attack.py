@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dewmark import config
-from dewmark.errors import ConfigError, InputError
+from dewmark.errors import InputError
 from dewmark.registry import Registry, unknown_name
 from dewmark.workspace import Progress, silent
 
@@ -24,8 +24,6 @@ __all__ = [
     "ATTACKS",
     "Attack",
     "attack_class",
-    "check_least",
-    "check_share",
     "load_attack",
     "run_option",
     "text_seed",
@@ -114,18 +112,6 @@ def text_seed(seed: int, name: str | int) -> int:
     """
     digest = hashlib.sha256(f"dewmark attack\n{seed}\n{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def check_share(name: str, value: float) -> None:
-    """Raise `ConfigError` unless the value lies in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
-
-
-def check_least(name: str, value: int, least: int) -> None:
-    """Raise `ConfigError` if the value is below ``least``."""
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 ATTACKS = Registry("attack", {}, group="dewmark.attacks", companion="dewmark-lab")

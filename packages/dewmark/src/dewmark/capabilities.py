@@ -21,20 +21,7 @@ if TYPE_CHECKING:
 
     from dewmark.stats.evidence import Evidence
 
-__all__ = [
-    "ChoosesDrafts",
-    "Drafts",
-    "FollowsStreams",
-    "GivesEvidence",
-    "HasPublicHalf",
-    "HasRing",
-    "KeepsRecords",
-    "StreamDetector",
-    "capability",
-    "for_member",
-    "n_hypotheses",
-    "record",
-]
+__all__ = ["Drafts", "GivesEvidence", "KeepsRecords", "capability", "for_member", "n_hypotheses", "record"]
 
 
 class StreamDetector(Protocol):

@@ -22,14 +22,7 @@ from dewmark.scheme import BoundScheme, Scheme
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Identification, Looks
 from dewmark.verdict import DEFAULT_FPR, decide
-from dewmark.workspace import (
-    Expectations,
-    HostInfo,
-    Progress,
-    Workspace,
-    no_host,
-    silent,
-)
+from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key

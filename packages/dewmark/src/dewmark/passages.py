@@ -1,11 +1,9 @@
 """The examination of a text: `judge` makes one verdict of all that was found, and says where the mark is.
 
-**Two questions.** `detect`, in every door, asks whether the text as a whole is marked, at the full level. The
-passages of a text that is called marked are then searched at the same level to explain the verdict, which
-adds no false alarm. `locate`, or ``passages``, asks whether the text or any part of it is marked: both are
-tested and share the level (`dewmark.verdict`). If the whole text is significant under a key, its share passes
-to the search, whose passages are then reported at the full level. So the probability over keys of any false
-statement about an unmarked text is at most ``fpr``.
+**Two questions.** `detect` asks whether the text as a whole is marked, at the full level. The passages of a
+text that is called marked are then searched to explain the verdict, which adds no false alarm. `locate`, or
+``passages``, asks whether the text or any part of it is marked: both are tested and share the level
+(`dewmark.verdict`). If the whole text is significant under a key, its share passes to the search.
 
 Passages are found for every scheme that gives `Evidence` (the covariance of its scores over keys), bound to a
 key or loaded from a saved detector. The statistics are in `dewmark.stats.scan`; this module maps units to
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from dewmark.stats.key_test import Statistic
     from dewmark.stats.scan import Found, Segment, Test
 
-__all__ = ["Located", "Passage", "Version", "judge", "locate"]
+__all__ = ["Located", "Version", "judge", "locate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 from dewmark.extras import import_part
 
-__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "TRANSLATORS", "Registry", "unknown_name"]
+__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
 
 
 def unknown_name(
@@ -143,6 +143,7 @@ SCHEMES = Registry(
         "transformers-synthid": "dewmark.engine_marks.transformers_synthid:TransformersSynthID",
         "vllm-dual-key-gumbel": "dewmark.engine_marks.gumbel:VLLMDualKeyGumbel",
         "vllm-gumbel": "dewmark.engine_marks.gumbel:VLLMGumbel",
+        "vllm-sbw": "dewmark.engine_marks.vllm_sbw:VLLMSBW",
     },
     group="dewmark.schemes",
     companion="dewmark-lab",

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 from dewmark.errors import ArtifactError, ConfigError, InputError, StorageError
 
 __all__ = [
-    "BlobCache",
     "ResumableRows",
     "append_jsonl",
     "atomic_write",
@@ -39,8 +37,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-_BUSY_SECONDS = 10.0
-_PARAMETERS = 500  # per query; every SQLite allows at least 999
 _HASHED_AT_ONCE = 1 << 23  # bytes; in many small pieces a thread that hashes would hold up all others
 
 
@@ -365,58 +361,3 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-class BlobCache:
-    """Bytes by name in a SQLite file of mode 0600, for what can be computed again.
-
-    Nothing is written beyond ``limit`` bytes. The file is ignored while it is busy, read-only or full, and
-    deleted if it is damaged. Processes may share it.
-    """
-
-    def __init__(self, path: Path, *, limit: int) -> None:
-        self._path = path
-        self._limit = limit
-
-    def read(self, names: Sequence[str]) -> dict[str, bytes]:
-        """The entries that exist, by name."""
-        found: dict[str, bytes] = {}
-
-        def select(database: sqlite3.Connection) -> None:
-            for i in range(0, len(names), _PARAMETERS):
-                part = names[i : i + _PARAMETERS]
-                marks = ",".join("?" * len(part))
-                found.update(database.execute(f"SELECT name, data FROM blobs WHERE name IN ({marks})", part))
-
-        if self._path.exists():
-            self._run(select)
-        return found
-
-    def write(self, entries: Mapping[str, bytes]) -> None:
-        """Add entries; those that exist stay as they are."""
-
-        def insert(database: sqlite3.Connection) -> None:
-            database.execute("CREATE TABLE IF NOT EXISTS blobs (name TEXT PRIMARY KEY, data BLOB)")
-            database.executemany("INSERT OR IGNORE INTO blobs VALUES (?, ?)", entries.items())
-
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            if self._path.stat().st_size > self._limit:
-                return
-        except OSError:
-            return
-        self._run(insert)
-
-    def _run(self, action: Callable[[sqlite3.Connection], None]) -> None:
-        try:
-            with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as database, database:
-                database.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
-                database.execute("PRAGMA synchronous=NORMAL")  # a commit does not wait for the disk
-                action(database)
-        except sqlite3.OperationalError:
-            pass  # busy, read-only, full, or no table yet: compute it again
-        except sqlite3.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(OSError):
-                    self._path.with_name(self._path.name + suffix).unlink()

@@ -14,7 +14,7 @@ from dewmark.registry import TRANSLATORS
 from dewmark.text.languages import guess_language
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Translator", "back_languages", "check_translators", "fetch_translators", "translate_back"]
+__all__ = ["Translator", "back_languages", "translate_back"]
 
 _INTO_ENGLISH = "-en"
 
@@ -46,13 +46,6 @@ def check_translators() -> None:
     """Raise `ConfigError` if no installed package translates into English."""
     if not _names():
         raise ConfigError("no translator is installed: pip install dewmark-lab")
-
-
-def fetch_translators(*, progress: Progress = silent) -> None:
-    """Fetch the models of all languages that can be translated back, unless they are here already."""
-    check_translators()
-    for name in _names():
-        open_translator(name).fetch(progress=progress)
 
 
 def translate_back(

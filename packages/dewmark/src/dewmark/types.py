@@ -13,15 +13,12 @@ __all__ = [
     "Coverage",
     "Detection",
     "DraftCount",
-    "Extent",
     "ForgeryTest",
     "Generation",
     "Identification",
     "Looks",
-    "Passage",
     "Plain",
     "TokenScore",
-    "TokenScores",
     "Verdict",
 ]
 

@@ -11,11 +11,9 @@ each version of the text, and corrects the best of it for all `Looks`:
 - Where passages are searched as well, the whole text has `WHOLE_SHARE` of the level and the search the rest.
 
 So the probability over keys that an unmarked text is called marked is at most the level. What a marked text
-says of its origin (member, payload, epoch, forgery) rests on the whole text. A false alarm is a text that
-scored high by chance, so the use of the key that fits it best and its tail did, too: asked at the level of
-the verdict, most false alarms would come with a name. Origin is therefore kept only if the whole text alone,
-after all corrections, is significant at `ORIGIN_SHARE` of the level: at most that share of false alarms says
-anything about an origin.
+says of its origin (member, payload, epoch, forgery) is kept only if the whole text alone, after all
+corrections, is significant at `ORIGIN_SHARE` of the level: a false alarm fits one use of the key by chance,
+so most would otherwise come with a name.
 
 A key is one of 2²⁵⁶, so no p-value is smaller than `LEAST_P`.
 """
@@ -32,17 +30,12 @@ from dewmark.types import Coverage, Detection, Looks, Verdict
 
 __all__ = [
     "DEFAULT_FPR",
-    "LEAST_P",
     "MIN_EFFECTIVE_LENGTH",
-    "ORIGIN_SHARE",
     "WHOLE_SHARE",
-    "Decision",
     "corrected",
     "decide",
     "least_length",
-    "level_of_key",
     "level_of_whole",
-    "names_origin",
     "verdict_of",
 ]
 

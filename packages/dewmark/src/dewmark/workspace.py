@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Expectations",
-    "ExpectedWords",
     "HostInfo",
-    "IncrementalModel",
     "LanguageModel",
     "Progress",
     "Tokenized",
@@ -136,18 +134,6 @@ class LanguageModel(Protocol):
 
         Row i predicts id i from the prompt (or the host's start token if the prompt is empty) and the ids
         before it. Texts are batched internally; the logits of one text are held at a time.
-        """
-
-
-@runtime_checkable
-class IncrementalModel(LanguageModel, Protocol):
-    """A language model that can also run alongside another one that generates."""
-
-    def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function from ids (batch, length), longer at each call, to the next logits (batch, vocab).
-
-        ``attention_mask`` (batch, prompt length) is that of the prompts. The key-value cache is kept between
-        calls.
         """
 
 

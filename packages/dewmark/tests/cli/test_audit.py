@@ -205,3 +205,15 @@ def test_a_detector_judges_languages_in_which_its_key_is_trusted(run, tiny, key_
     Key(bytes(32)).save(tmp_path / "other.key")
     other = ["--key", tmp_path / "other.key", *EVERY, "--out", tmp_path / "other", "--audit", out, "-q"]
     assert f"is the audit of key {FINGERPRINT}" in run("detector", "export", *other).error
+
+
+def test_a_key_is_drawn_until_one_passes(run, host, numbers, good, leaning, tmp_path):
+    out = tmp_path / "drawn.key"
+    result = run("key", "new", "--out", out, "--audit", good, "-q")
+    assert result.code == 0
+    assert "Drew 1 key. The key passes" in result.out.replace("\n", " ")
+    refused = run("key", "new", "--out", tmp_path / "no.key", "--audit", leaning, "--tries", 2, "-q")
+    assert refused.code != 0
+    assert "none of 2 keys passed" in refused.err.replace("\n", " ")
+    assert not (tmp_path / "no.key").exists()
+    assert "add --audit" in run("key", "new", "--out", tmp_path / "x.key", "--host", "x").err

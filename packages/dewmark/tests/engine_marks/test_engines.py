@@ -1,7 +1,8 @@
 """The schemes that read engines' own marks, held to what those engines compute.
 
 `vectors/vllm.json` was computed by vLLM's own primitives on the CPU (`benchmarks/engine_vectors.py`);
-transformers runs here.
+transformers runs here. `vectors/vllm_sbw.json` comes from a retyped copy of the functions proposed for vLLM
+in pull request 56859.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from transformers.generation.logits_process import (
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.engine_scheme import philox
+from dewmark.engine_marks.engine_scheme import first_rows, id_windows, philox
 from dewmark.engine_marks.gumbel import PhiloxHash, fused_tail
 from dewmark.errors import KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Tokenized, Workspace
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "vllm.json").read_text())
+FOLDER = Path(__file__).parent / "vectors"
+VECTORS = json.loads((FOLDER / "vllm.json").read_text())
 NOTHING = Tokenized("", (), ())
 KGW_KEY = 15485863
 SYNTHID_KEYS = (654, 400, 836, 123, 340, 443, 597, 160, 57)
@@ -179,6 +181,36 @@ def test_synthid_session_reweights_as_transformers_does() -> None:
         expected = theirs(ids, logits).softmax(dim=1)
         torch.testing.assert_close(session(ids, logits).softmax(dim=1), expected, atol=1e-6, rtol=1e-4)
         ids = torch.cat((ids, torch.tensor([[20 + step % 2], [30 + step % 2]])), dim=1)
+
+
+def test_green_tokens_are_those_of_sbw() -> None:
+    """Counted once for each context, as the proposal does, on marked, unmarked, repetitive and short ids."""
+    for case in json.loads((FOLDER / "vllm_sbw.json").read_text())["cases"]:
+        bound = engine("vllm-sbw", case["key"], **case["settings"])
+        contexts = id_windows((), case["ids"], width=bound.width, filler=bound.filler)
+        once = first_rows(contexts)
+        assert len(once) == case["tokens"]
+        green = bound.green(contexts[once], np.array(case["ids"])[once, None])
+        assert int(green.sum()) == case["score"]
+
+
+@pytest.mark.parametrize("seeding", ["selfhash", "lefthash"])
+def test_sbw_writes_what_it_reads_and_counts_a_seed_and_token_once(seeding: str) -> None:
+    """With selfhash the seed often depends on the token alone, so repetitive text gives little evidence."""
+    bound, ids = engine("vllm-sbw", 42, seeding=seeding), torch.tensor([[5, 6, 7]])
+    session = bound.session(ids)
+    for step in range(60):
+        marked = session(ids, random_logits(1, VOCAB, seed=step))
+        ids = torch.cat((ids, marked[:, :300].argmax(dim=1, keepdim=True)), dim=1)
+    written = " ".join(map(str, ids[0, 3:].tolist()))
+    assert bound.detect(written).p_value < 1e-6
+    if seeding == "selfhash":
+        text = numbers(400, top=12)
+        contexts = np.array([int(word) for word in text.split()])
+        distinct = len(first_rows(id_windows((), contexts.tolist(), width=4, filler=-1)))
+        assert bound.detect(text).effective_length < 0.8 * distinct
+        found = [engine("vllm-sbw", i).detect(text).p_value < 0.01 for i in range(200)]
+        assert np.mean(found) <= 0.01 + 4.5 * math.sqrt(0.01 * 0.99 / 200)
 
 
 def test_an_engine_key_fits_engine_schemes_only() -> None:

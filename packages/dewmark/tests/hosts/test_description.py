@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from dewmark.errors import ConfigError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.description import info_from_model
+from dewmark.hosts.transformers.tokenizer import HFTokenizer
 
 
 @pytest.fixture
@@ -31,6 +33,21 @@ def test_a_folder_is_described_without_loading_its_model(folder, monkeypatch):
     assert info.identity == loaded.info.identity
     assert table.dtype == np.float32
     assert np.array_equal(table, loaded.model.get_input_embeddings().weight.detach().numpy())
+
+
+def test_the_tokenizer_of_a_host_renders_conversations_as_transformers_does(tmp_path):
+    model, tokenizer = tiny_model(128)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    talk = [{"role": "user", "content": "the old bridge"}]
+    expected = tokenizer.apply_chat_template(talk, tokenize=False)
+    assert (
+        load_host(str(tmp_path), device="cpu").tokenizer.apply_chat_template(talk, tokenize=False) == expected
+    )
+    HFTokenizer(tokenizer).save(tmp_path / "kept")
+    with pytest.raises(ConfigError, match="load_host"):
+        HFTokenizer.load(tmp_path / "kept").apply_chat_template(talk)
 
 
 def test_the_identity_of_a_model_in_memory_follows_embeddings_and_tokenizer():

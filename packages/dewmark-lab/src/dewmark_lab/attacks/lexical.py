@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from dewmark import storage
-from dewmark.attack import Attack, check_least, check_share
+from dewmark.attack import Attack
+from dewmark.config import check_rules
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
 
@@ -54,7 +55,7 @@ class Delete(Attack):
 
     def validate(self) -> None:
         """Raise `ConfigError` if r is not a probability."""
-        check_share("r", self.r)
+        check_rules((0.0 <= self.r <= 1.0, "r", "lie in [0, 1]", self.r))
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Delete words from each text."""
@@ -78,7 +79,7 @@ class Truncate(Attack):
 
     def validate(self) -> None:
         """Raise `ConfigError` if nothing would remain."""
-        check_least("n", self.n, 1)
+        check_rules((self.n >= 1, "n", "be at least 1", self.n))
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Truncate each text."""
@@ -100,8 +101,10 @@ class CopyPaste(Attack):
 
     def validate(self) -> None:
         """Raise `ConfigError` if a setting is out of range or there is no human text."""
-        check_share("share", self.share)
-        check_least("segments", self.segments, 1)
+        check_rules(
+            (0.0 <= self.share <= 1.0, "share", "lie in [0, 1]", self.share),
+            (self.segments >= 1, "segments", "be at least 1", self.segments),
+        )
         if not self.human:
             raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
 

@@ -55,8 +55,8 @@ def power(
 
     from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
-    from dewmark.stats.power import measure_strength
     from dewmark_lab.evaluation.power import power_by_length, write_sample
+    from dewmark_lab.evaluation.power_model import measure_strength
 
     lengths = _lengths(length)
     if not 0.0 < fpr < 1.0:

@@ -21,14 +21,7 @@ from dewmark.scheme import check_text
 if TYPE_CHECKING:
     from dewmark.hosts.base import Conversation
 
-__all__ = [
-    "Document",
-    "as_request",
-    "parse_text_row",
-    "read_corpus",
-    "read_documents",
-    "warn_other_scheme",
-]
+__all__ = ["Document", "as_request", "parse_text_row", "read_corpus", "read_documents", "warn_other_scheme"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dewmark.core.keys import Key, is_engine_key
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.registry import SCHEMES
 
-__all__ = ["Kind", "load_keys", "read_kinds"]
+__all__ = ["Kind", "read_kinds"]
 
 _FILE = "keyring.toml"
 

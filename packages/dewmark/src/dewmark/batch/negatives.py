@@ -1,4 +1,4 @@
-"""Unmarked texts under a key: audit its false-positive rate, calibrate on them.
+"""Unmarked texts under a key: audit its false-positive rate, draw a key that passes, calibrate on them.
 
 Keys differ by chance in how often they call unmarked texts marked. An audit measures the rate for one key, by
 kind of text, language and length, and how far texts are called marked together; a calibration ranks a text's
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from dewmark.arrays import F32
 from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
 from dewmark.capabilities import GivesEvidence, capability
+from dewmark.core.keys import Key
 from dewmark.detector import detect_texts
-from dewmark.errors import ArtifactError, ConfigError
+from dewmark.errors import ArtifactError, ConfigError, InputError
+from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.stats.audit import TOLERANCE, Audit, audit
+from dewmark.stats.audit import TOLERANCE, Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
 from dewmark.stats.one_key import KeyOnKind, directions
 from dewmark.text.languages import LanguagePolicy, guess_language
@@ -164,23 +167,56 @@ def text_directions(
 
 
 def audit_texts(
-    bound: BoundScheme,
-    negatives: Negatives,
-    *,
-    test: str | None = None,
-    progress: Progress = silent,
+    bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress = silent
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
+    found = _detections(bound, negatives, test=test, progress=progress)
+    shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
+    return negatives.audit(found, shared)
+
+
+def _detections(
+    bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress
+) -> list[Detection]:
+    """The detection of each text, without its tokens, which take much memory."""
     texts, prompts = negatives.texts, negatives.prompts
     anywhere = for_languages(bound, LanguagePolicy(every=True))  # an audit is what a refused language needs
     found: list[Detection] = []
     for start in range(0, len(texts), _TEXTS_PER_BATCH):
         part = slice(start, start + _TEXTS_PER_BATCH)
         made = anywhere.detect_batch(texts[part], prompts=prompts[part], test=test)
-        found += [dataclasses.replace(detection, tokens=()) for detection in made]  # they take much memory
+        found += [dataclasses.replace(detection, tokens=()) for detection in made]
         progress("scoring", len(found), len(texts))
-    shared = text_directions(bound, texts, prompts, progress=progress)
-    return negatives.audit(found, shared)
+    return found
+
+
+def draw_key(
+    negatives: Negatives,
+    *,
+    tries: int = 20,
+    host: str | None = None,
+    scheme: str = "dew",
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> tuple[Key, int, Audit]:
+    """The first of at most ``tries`` fresh keys that passes the audit, the number drawn, and its audit."""
+    if scheme == "none":
+        raise ConfigError("scheme none has no key to audit: name the scheme that will mark")
+    audits: list[Audit] = []
+    shared: F32 | None = None
+    while len(audits) < tries:
+        key = Key.generate()
+        bound = load_scheme(key, host=host, scheme=scheme, settings=settings, progress=progress)
+        if not audits:  # directions do not depend on the key
+            shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
+        found, _ = negatives.audit(_detections(bound, negatives, progress=progress), shared)
+        audits.append(found)
+        if found.outcome is Outcome.PASSES:
+            return key, len(audits), found
+        if found.outcome is Outcome.CANNOT_TELL and shared is None:
+            raise InputError(f"these texts are too few to show that a key is good. {found.sentence}")
+    best = max(audits, key=lambda each: (each.outcome is not Outcome.FAILS, each.worst.corrected))
+    raise InputError(f"none of {tries} keys passed, and none was written; the best: {best.sentence}")
 
 
 def calibrate_file(

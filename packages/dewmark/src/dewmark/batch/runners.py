@@ -38,8 +38,7 @@ from dewmark.registry import Registry
 __all__ = ["Runner", "cores", "open_runner"]
 
 _RUNNERS = Registry(
-    "engine",
-    {"local": "dewmark.batch.runners:LocalRunner", "ray": "dewmark.batch.ray_runner:RayRunner"},
+    "engine", {"local": "dewmark.batch.runners:LocalRunner", "ray": "dewmark.batch.ray_runner:RayRunner"}
 )
 
 ATTEMPTS = 3

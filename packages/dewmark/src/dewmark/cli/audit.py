@@ -128,8 +128,7 @@ def _table(found: Audit) -> Table:
 
 def calibrate(
     negatives: Annotated[
-        str,
-        typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one per line."),
+        str, typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one per line.")
     ],
     out: Annotated[Path, typer.Option(metavar="CAL.json", help="Write the calibration here.")],
     key: options.OptionalKeyFile = None,

@@ -55,8 +55,7 @@ def detect(
     passages: Annotated[
         bool,
         options.of_test(
-            "--passages",
-            help="Search for marked passages too, as dewmark locate does; p-values pay for it.",
+            "--passages", help="Search for marked passages too, as dewmark locate does; p-values pay for it."
         ),
     ] = False,
     translate_back: Annotated[

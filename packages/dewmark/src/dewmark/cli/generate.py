@@ -85,8 +85,7 @@ def generate(
     drafts: Annotated[
         int,
         typer.Option(
-            min=1,
-            help="Write every 24 tokens this many times and keep the draft that carries the mark best.",
+            min=1, help="Write every 24 tokens this many times and keep the draft that carries the mark best."
         ),
     ] = 1,
     batch_size: options.BatchSize = 8,

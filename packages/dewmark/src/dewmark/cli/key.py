@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import emit, write
+from dewmark.cli.terminal import Progress, emit, write
+from dewmark.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
@@ -19,6 +20,15 @@ app = typer.Typer(help="Make a key, rotate it, or show its fingerprint.", no_arg
 @app.command()
 def new(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the key to this new file.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="TEXTS", help="More files for --audit.")] = None,
+    audit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXTS…",
+            help="Draw keys until one passes an audit on these unmarked texts (packaged: the package's).",
+        ),
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="With --audit: maximum number of keys to draw.")] = 20,
     ring: Annotated[
         int,
         typer.Option(
@@ -30,24 +40,53 @@ def new(
     payload_bits: Annotated[
         int, typer.Option(min=0, help="Let texts carry a message of this many bits, up to 16.")
     ] = 0,
+    host: options.Host = None,
+    scheme: options.SchemeName = None,
+    settings: options.Settings = None,
     json_: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Draw a new key and write it to a file that only you can read (mode 0600)."""
+    from dewmark.config import parse_settings
     from dewmark.core.keys import Key
 
-    key = Key.ring(ring, payload_bits=payload_bits)
+    drawn, found = 1, None
+    if not audit:
+        given = {"TEXTS": more, "--host": host, "--scheme": scheme, "--set": settings}
+        if unused := [name for name, value in given.items() if value]:
+            raise ConfigError(f"without an audit a key needs no {', '.join(unused)}: add --audit TEXTS")
+        key = Key.ring(ring, payload_bits=payload_bits)
+    elif ring > 1 or payload_bits:
+        raise ConfigError("an audit judges one plain key: leave out --ring and --payload-bits, or --audit")
+    elif out.exists():
+        raise StorageError(f"{out} exists already and is not overwritten; choose another name")
+    else:
+        from dewmark.batch import Negatives, draw_key
+
+        texts = Negatives.read([*audit, *(more or ())])
+        with Progress(quiet=quiet) as progress:
+            key, drawn, found = draw_key(
+                texts,
+                tries=tries,
+                host=host,
+                scheme=scheme or "dew",
+                settings=parse_settings(settings or ()),
+                progress=progress,
+            )
     key.save(out)
     if json_:
-        emit({"out": str(out), "key_fingerprint": key.fingerprint, **_about(key)})
+        extra = {} if found is None else {"drawn": drawn, "audit": found.to_dict()}
+        emit({"out": str(out), "key_fingerprint": key.fingerprint, **_about(key), **extra})
         return
     write(f"wrote {out}, fingerprint {key.fingerprint}{_described(key)}\n")
+    if found is not None:
+        write(f"Drew {drawn} {'key' if drawn == 1 else 'keys'}. {found.sentence}\n")
     write("Keep it secret: anyone with this file can detect, forge and remove the mark.\n")
 
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file.")],
-    json_: options.Json = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file.")], json_: options.Json = False
 ) -> None:
     """Show a key's fingerprint, and its ring and epochs if it has any; nothing secret."""
     from dewmark.core.keys import Key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -12,7 +11,6 @@ import typer
 
 from dewmark import config
 from dewmark.errors import ConfigError
-from dewmark.registry import unknown_name
 
 if TYPE_CHECKING:
     from dewmark.core.keys import Key
@@ -55,7 +53,6 @@ __all__ = [
     "load_watermark",
     "numbers",
     "open_detector",
-    "read_config",
 ]
 
 KEY, TEST, DECODING, OUTPUT = "Key and scheme", "Test", "Decoding", "Output"  # panels of --help
@@ -140,11 +137,7 @@ Settings = Annotated[
 ]
 Strength = Annotated[
     str | None,
-    of_key(
-        metavar="exact|free|strong|NUMBER",
-        help="How strong the default's mark is.",
-        show_default="free",
-    ),
+    of_key(metavar="exact|free|strong|NUMBER", help="How strong the default's mark is.", show_default="free"),
 ]
 Detector = Annotated[
     Path | None,
@@ -160,8 +153,7 @@ Reader = Annotated[
     ),
 ]
 Prompt = Annotated[
-    str | None,
-    typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored."),
+    str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt that the texts continue; never scored.")
 ]
 TextFiles = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXTFILE… | -]", help="Text files; - is standard input.")
@@ -297,41 +289,6 @@ def numbers(given: str, kind: type[int] | type[float], *, option: str) -> list[A
     if not found or not found[0] > 0:
         raise ConfigError(f"{option} needs positive numbers separated by commas, got {given!r}")
     return found
-
-
-def read_config(context: typer.Context, file: Path | None) -> Path | None:
-    """Make a TOML file's values the defaults of a command's options; the callback of --config.
-
-    A name is that of the long option, with dashes or underscores; a repeatable option takes a list.
-    """
-    if file is None:
-        return None
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read --config {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file} is not TOML: {error}") from None
-    known = {
-        flag.removeprefix("--"): parameter
-        for parameter in context.command.params
-        for flag in parameter.opts
-        if flag.startswith("--") and flag != "--config"
-    }
-    defaults: dict[str, object] = {}
-    for name, value in values.items():
-        option = name.replace("_", "-")
-        if option not in known:
-            raise unknown_name(f"option in {file}", option, known)
-        if isinstance(value, dict):
-            raise ConfigError(f"{file}: {name} must be a value, not a table")
-        parameter = known[option]
-        several, repeatable = isinstance(value, list), getattr(parameter, "multiple", False)
-        if several and not repeatable:
-            raise ConfigError(f"{file}: {name} takes one value, got a list")
-        defaults[str(parameter.name)] = [value] if repeatable and not several else value
-    context.default_map = defaults
-    return file
 
 
 def decoding_options(**values: float | None) -> DecodingOptions:

@@ -96,10 +96,7 @@ def field_help(kind: type) -> dict[str, str]:
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, below in itertools.pairwise(body):
             match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
+                case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text)))):
                     found[name] = " ".join(text.replace("``", "").split())
     return found
 

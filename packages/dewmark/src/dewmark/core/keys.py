@@ -112,10 +112,7 @@ class Key:
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         name = today if epoch is None else epoch
         retired = Key(
-            self._secret,
-            members=self.members,
-            payload_bits=self.payload_bits,
-            epoch=self.epoch or "first",
+            self._secret, members=self.members, payload_bits=self.payload_bits, epoch=self.epoch or "first"
         )
         if name in {key.epoch for key in (*self.retired, retired)}:
             raise KeyFileError(f"the key has an epoch {name!r} already: name the new one with --epoch NAME")

@@ -8,8 +8,6 @@ Orthogonal (appendix B). With n = lcm(d_T, d_C) and j = n/d blocks, each a squar
 orthogonal group (Haar), R = [Q_1 | … | Q_j]/√j. Rows are orthonormal, R Rᵀ = I, so inner products, norms
 and angles within one space are preserved exactly.
 
-Both matrices come from one key through separate sub-keys, so neither reveals anything about the other.
-
 Full (ours, for words). One matrix W (d_T x d_C) of independent standard normals replaces R_T R_Cᵀ/√n, its
 limit for large n. Then u = ê_T W ê_Cᵀ is exactly N(0, 1) over keys, any linear sum of u is exactly normal,
 and a key takes half the numbers.

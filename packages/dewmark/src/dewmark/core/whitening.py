@@ -45,10 +45,7 @@ class Whitening:
 
     @classmethod
     def fit(
-        cls,
-        blocks: Iterable[NDArray[np.floating]] | NDArray[np.floating],
-        *,
-        ridge: float = 1e-3,
+        cls, blocks: Iterable[NDArray[np.floating]] | NDArray[np.floating], *, ridge: float = 1e-3
     ) -> Whitening:
         """Fit on rows (N, d), or on blocks of rows (N_b, d); ``ridge`` is ε over the mean eigenvalue."""
         if isinstance(blocks, np.ndarray):

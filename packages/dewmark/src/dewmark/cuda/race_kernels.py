@@ -793,16 +793,7 @@ def race_others(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    times,
-    ids,
-    tops,
-    first,
-    chosen,
-    chosen_out,
-    sound_out,
-    tiles,
-    TILES: tl.constexpr,
-    BOUNDED: tl.constexpr,
+    times, ids, tops, first, chosen, chosen_out, sound_out, tiles, TILES: tl.constexpr, BOUNDED: tl.constexpr
 ):
     """Each row's token (batch,), and whether its logits were usable (batch,)."""
     row = tl.program_id(0).to(tl.int64)

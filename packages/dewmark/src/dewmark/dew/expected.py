@@ -30,7 +30,7 @@ from dewmark.workspace import NO_READER, Expectations, ExpectedWords, ReaderFold
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["READ", "add_expectations", "read"]
+__all__ = ["READ", "read"]
 
 Vectors = Callable[[Sequence[str]], F32]
 

@@ -8,15 +8,12 @@ exactly N(0, 1) over keys, for texts of any length, because F is a function of t
 the correlation between the z of two texts is the cosine between their matrices, so what all texts of a kind
 have in common is what makes false alarms come in blocks. Three things remove it:
 
-- the expected unit μ_i is subtracted. A marked word was preferred to the others that could have stood in
-  its place, so the mark lies in the difference from the expected word. Either a language model says what was
-  expected (`dewmark.dew.expected`), or the text's mean unit t̄ stands in for it; what a language or a kind of
-  text shares goes with it. The differences are not normalised afterwards;
+- the expected unit μ_i is subtracted: what a language model expected (`dewmark.dew.expected`), or the text's
+  mean unit t̄. The differences are not normalised afterwards;
 - a word counts where it is new in the text, a frequent one up to four times (`dewmark.dew.reading`);
-- M is flattened. The expected pair of a language or a kind of text, E[t cᵀ], grows with the length of the
-  text, its fluctuation only with the root. It lies in few directions, so it stands out among the singular
-  values of M; a mark, which follows W, lies in all directions alike. So no singular value may exceed
-  ``limit`` times their root mean square; what does is cut down to that:
+- M is flattened. What a language or a kind of text shares, E[t cᵀ], grows with the length of the text and
+  lies in few directions, while a mark lies in all alike. So no singular value may exceed ``limit`` times
+  their root mean square:
 
     f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖/√min(L, d)
 
@@ -24,9 +21,8 @@ A text with many more pairs than the space has dimensions d can spare evidence, 
 others: from L = 2d on the limit falls with ∛L, down to `_LEAST_LIMIT`.
 
 ‖f(M)‖² is computed in double precision from f(M) itself: as a difference of two norms it would lose its
-digits where little is left of M. That happens to texts of few directions (drills, lists, the same words over
-and over): b then shrinks towards 0. Below `LEAST_SHARE` of the evidence there is nothing to test. (Measured
-figures are in the statistics page of the documentation.)
+digits where little is left of M (drills, lists): b then shrinks towards 0, and below `LEAST_SHARE` of the
+evidence there is nothing to test.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ from dewmark.dew.reading import Pairs, Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, key_test
 
-__all__ = ["KeyedEvidence", "TextMatrix", "passage_test", "start_columns", "text_matrices"]
+__all__ = ["TextMatrix", "passage_test", "start_columns", "text_matrices"]
 
 _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them

@@ -24,9 +24,8 @@ Divided by the upper bound, they are squares σ² of numbers in [l, 1]. Each rou
 
     P = ρ(3 − ρ²M)/2,    Y ← P Y,    M ← P M P,    with ρ² = 3 / (1 + l + l²),
 
-takes σ to ρσ(3 − ρ²σ²)/2, which has the same value at l and at 1 and is larger in between, at most 1: the
-interval becomes [l', 1] with l' = ρl(3 − ρ²l²)/2 (the scaling of Chen and Chow). l' grows 2.6-fold at first,
-and near 1 its distance from 1 is squared. Once l is 1 up to rounding, M is I and Y has become A^(−1/2) Y. The
+takes σ to ρσ(3 − ρ²σ²)/2, which narrows the interval to [l', 1] with l' = ρl(3 − ρ²l²)/2 (the scaling of Chen
+and Chow). Once l is 1 up to rounding, M is I and Y has become A^(−1/2) Y. The
 number of rounds follows from α and n: 7 for the default.
 """
 

@@ -3,34 +3,25 @@
 `find_uses` joins what `dewmark.dew.ring` finds to the evidence and the result of the key test. Attribution
 asks whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
 
-A forger estimates W from texts. In a public basis of leading coordinates, W_ab is learned from the products
-t_a c_b of many texts, the sooner the larger their mean square σ_a² τ_b². So the coordinates are split by
-σ_a² τ_b² into a *head* and a *tail* that has a given share of the energy. Over keys the scores of the two,
+A forger learns W_ab from the products t_a c_b of many texts, the sooner the larger their mean square
+σ_a² τ_b². So the coordinates are split by it into a *head* and a *tail* that has a given share of the energy.
+Over keys the scores of the two,
 
     z_head = ⟨M_head, W_head⟩/‖M_head‖,    z_tail = ⟨M_tail, W_tail⟩/‖M_tail‖,
 
-are independent standard normals for unmarked text. The holder's mark follows W everywhere alike, so that a
-genuine text has E z_tail = r E z_head with r = ‖M_tail‖/‖M_head‖; a forged text lives in the head.
+are independent standard normals for unmarked text. The holder's mark has E z_tail = r E z_head with
+r = ‖M_tail‖/‖M_head‖; a forged text lives in the head. ``docs/rings.md`` says what that is worth.
 
 A marked text is *attributable* if the tail of the use that fits it (`dewmark.dew.ring`) is significant at
 that use's share of the level: p_tail = (1 − Φ(z_tail))/share is at most the level. The shares of all uses sum
 to 1 and depend on the heads alone: use j has ∝ exp(z_best z_j), its posterior probability. Tails are
-independent of heads, so this is a weighted Bonferroni correction, and a forger who knows nothing of the tails
-passes with at most the level, whatever he knows of the heads and however he chose the member. One who learned
-some of a tail from a few texts of a member needs a head that names the member, too; and the more members, the
-fewer texts of each he has.
+independent of heads, so this is a weighted Bonferroni correction, whatever a forger knows of the heads.
 
 p_alike = Φ((z_tail − r z_head)/√(1 + r²)) says how far the tail falls behind the head. It decides nothing:
 strong genuine texts vary more in it than chance alone explains.
 
-The tail has half of the energy of ordinary texts before they are flattened; of what flattening leaves it has
-59% in texts of 250 words and 80% in those of 2,000. In rings of more than `LARGE` members it has two fifths
-before flattening, and all uses have the same share. A large ring is for texts with a strong mark (long ones,
-or at a high temperature): two or three of them teach a forger so much of the outer half that only the deeper
-tail, found by itself among all members, stops him, and such texts can spare the rest of their evidence.
-
-The head may be published (`dewmark detector export --public`): anybody then detects by it and can forge it,
-and the tail still decides who marked a text.
+In rings of more than `LARGE` members the tail is smaller, and all uses have the same share: two or three long
+texts of a member teach a forger so much that only the deeper tail, found among all members, stops him.
 """
 
 from __future__ import annotations

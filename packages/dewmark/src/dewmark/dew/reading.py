@@ -24,7 +24,7 @@ from dewmark.text.windows import ABSENT
 from dewmark.text.words import places_and_forms
 from dewmark.workspace import Tokenized
 
-__all__ = ["LexiconReader", "Pairs", "Reading", "pairs_of"]
+__all__ = ["LexiconReader", "Pairs", "pairs_of"]
 
 
 @dataclass(frozen=True)

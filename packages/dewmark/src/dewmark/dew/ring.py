@@ -16,25 +16,20 @@ message 0 is W itself. Given a text's matrix M, the scores of all messages,
 are one two-dimensional Walsh transform of M ∘ W. Messages of fewer bits are the first ones, so decoding
 8 bits tests 256 hypotheses and corrects for 256.
 
-Two messages a and a' are correlated by Σ_i e_i h_a(i) h_a'(i), e_i the share of M's energy in coordinate i.
 Coordinates of a lexicon come by decreasing variance, so each gets a *slot* in the Walsh functions such that
 neighbours differ in the low bits (the functions of short messages then alternate) and high bits are random.
 
-**Turned signs.** Signs in public coordinates would be worth nothing against a forger, who tries them all and
-brings texts of different members or payloads to common ones. So the signs are in
-coordinates that the key turns, with secret orthogonal O_T and O_C:
+**Turned signs.** A forger would try all signs in public coordinates, so the signs are in coordinates that the
+key turns, with secret orthogonal O_T and O_C:
 
     W_m = A W B,    A = O_T D_a O_Tᵀ,    B = O_C D_b O_Cᵀ.
 
-A and B are orthogonal and independent of W, so each W_m still has independent standard normals; message 0 is
-W itself; and ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages. The turn
-also spreads the energy of a text evenly over the coordinates, which makes messages nearly uncorrelated.
+A and B are orthogonal and independent of W, so each W_m still has independent standard normals, and
+⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages.
 
-**Finding the use.** All scores z of a text come from its matrix M (`dewmark.dew.matrix`). Under one
-matrix messages are correlated, so their number is paid for by Bonferroni; different matrices are independent
-over keys, and Šidák's correction is exact. What is *reported* must also stand out: if one of the uses wrote
-the text, they all were as likely, and the mark is as strong as the best z says, then use j has posterior
-probability ∝ exp(z_best z_j). An epoch, member or payload is named if it has 99% of that.
+**Finding the use.** Under one matrix messages are correlated, so their number is paid for by Bonferroni;
+different matrices are independent over keys, and Šidák's correction is exact. Use j has posterior probability
+∝ exp(z_best z_j); an epoch, member or payload is named if it has 99% of that.
 """
 
 from __future__ import annotations
@@ -477,10 +472,7 @@ class KeyMatrices:
             )
             for i, each in enumerate(meta)
         ]
-        return cls(
-            epochs,
-            head=np.array(arrays["head"]) if "head" in arrays else None,
-        )
+        return cls(epochs, head=np.array(arrays["head"]) if "head" in arrays else None)
 
 
 @functools.lru_cache(maxsize=16)

@@ -53,11 +53,6 @@ STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
 TESTS = ("key",)
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once
 _MATRICES_KEPT = 256  # of members and payloads, on a device
-_ELSEWHERE = (
-    *("context_encoding", "donor", "encoder", "mode", "n", "projection", "statistics"),
-    *("whiten_contexts", "whiten_tokens"),
-)
-"""Settings of the paper's scheme."""
 _READERS: weakref.WeakValueDictionary[tuple[str, int, str], LexiconReader] = weakref.WeakValueDictionary()
 
 
@@ -104,9 +99,6 @@ class DEW(Scheme):
 
     def with_settings(self, settings: dict[str, object]) -> Scheme:
         """A copy with some fields changed, by their public names."""
-        for name in settings:
-            if name in _ELSEWHERE:
-                raise ConfigError(f"dew has no setting {name!r}: use the scheme dew-paper")
         strength = settings.get("strength")
         if isinstance(strength, str):
             try:

@@ -13,14 +13,10 @@ is a likelihood ratio: a martingale of mean 1 on unmarked text. So is its averag
 uses of the key (`dewmark.dew.ring`), an *e-process*: by Ville's inequality the probability over keys that it
 ever reaches 1/α is at most α, and 1/max E is a p-value at any time.
 
-**Two conditions.** The process has neither the mean of the whole text nor its flattened matrix: what
-unrelated texts have in common stays in it. So whenever it reaches the level, the text so far must stand the
-key test (`dewmark.dew.matrix`), too, and the larger p-value counts. That can only make alarms rarer, and they
-come in no larger blocks than those of the key test. The smallest p-value so far is valid whenever you stop.
-
-On a whole text the key test is the stronger one. A word whose score follows from earlier ones adds nothing.
-After `_MOST_WORDS` scored words, or `_MOST_NUMBERS` scores in memory, the process stands still, which keeps
-it valid.
+**Two conditions.** What unrelated texts have in common stays in the process. So whenever it reaches the
+level, the text so far must stand the key test (`dewmark.dew.matrix`), too, and the larger p-value counts,
+which can only make alarms rarer. After `_MOST_WORDS` scored words, or `_MOST_NUMBERS` scores in memory, the
+process stands still, which keeps it valid.
 """
 
 from __future__ import annotations

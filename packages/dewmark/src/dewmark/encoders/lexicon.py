@@ -9,9 +9,8 @@ with digits, and ASCII beginnings of listed words, which may yet become one whil
     ê_T(w)          = normalise(q(w) − centre of running words)
     context term(w) = α(w) (q(w) − centre of contexts),   α(w) = a / (a + p(w))
 
-M(w) is an encoder's vector of the word, and P removes the directions in which kinds of text and languages
-differ most; p is the frequency in the lexicon. The vectors stay packed and memory-mapped, and only the rows
-asked for are unpacked: r / 2 bytes a word.
+M(w) is an encoder's vector of the word, and p its frequency. The vectors stay packed and memory-mapped, and
+only the rows asked for are unpacked: r / 2 bytes a word.
 
 A lexicon is a bundle (`dewmark.storage`): `load_lexicon` verifies its checksums, and its ``identity`` is
 their hash, which a mark and its detector must share, like a tokenizer.

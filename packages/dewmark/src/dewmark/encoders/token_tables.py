@@ -8,10 +8,8 @@ tokenizer (padded vocabularies), tokens without an embedding.
 With a donor (appendix C.2) a token's vector is the mean of the donor's input embeddings over the donor's
 tokens for the token's text, in the donor's whitened space.
 
-The tables of a stored detector are memory-mapped files shared by all processes. Reading a row makes its page
-resident, and the kernel maps the pages around it too, so over time the whole table would count towards this
-process's memory. `rows_of` therefore copies rows in blocks and releases the mapping after each: the pages
-stay in the kernel's page cache for the next read.
+The tables of a stored detector are memory-mapped files shared by all processes. `rows_of` copies rows in
+blocks and releases the mapping after each, so that the whole table never counts towards this process.
 """
 
 from __future__ import annotations

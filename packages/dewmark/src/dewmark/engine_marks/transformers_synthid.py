@@ -5,10 +5,9 @@ size, where x·y stands for one step of a linear congruential generator, (x + y)
 2⁶⁴. The key is the list of key_l, one per layer. Contexts hold the answer alone, with id 0 before
 its first token; a context that occurred within the last 1,024 steps is not marked.
 
-The authors' package (synthid-text) has the same function in its release 0.2.1. Its repository has since had
-another one without a table (``bits="hash"``): the chain starts from a hash of the keys instead of 1, and
-twelve more steps, each shifted right by five bits, give the bit. The two agree in half of the cases, as any
-two functions do, so which one wrote a text must be known.
+The authors' repository (synthid-text) has since had another function without a table (``bits="hash"``): the
+chain starts from a hash of the keys instead of 1, and twelve more steps, each shifted right by five bits,
+give the bit. Which one wrote a text must be known.
 
 Like transformers' detector, ours leaves out the first ngram_len − 1 tokens. Over keys an entry is uniform in
 the table, so a bit is 1 with the table's own share of ones, not exactly 1/2; the tests here use that share.

@@ -31,13 +31,9 @@ __all__ = [
     "Conversation",
     "Host",
     "Message",
-    "OnBatch",
-    "OnStep",
     "check_conversation",
     "check_decoding",
     "generation_hash",
-    "no_template",
-    "stream_text",
 ]
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character

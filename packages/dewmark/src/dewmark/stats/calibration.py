@@ -8,9 +8,8 @@ negatives, all N + 1 statistics are exchangeable, so its rank is uniform and
 exactly, for every N and every distribution, even with ties. The smallest p that N negatives can give is
 1/(N + 1): a lower level needs more negatives. Nothing is smoothed or extrapolated.
 
-The texts to be judged must be like the negatives: calibrate on each language or kind of text by itself. Texts
-too short for a verdict are left out: whether a text is too short does not depend on its score, so the rest
-remain exchangeable.
+Texts too short for a verdict are left out: whether a text is too short does not depend on its score, so the
+rest remain exchangeable.
 
 Boundary: numbers only. A calibration stores statistics and their provenance, never a key or a text.
 """

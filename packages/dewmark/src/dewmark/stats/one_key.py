@@ -4,15 +4,10 @@ The key test is exact for one text over random keys. An operator has one key and
 turns round: under this key, do unmarked texts of one kind score high together? ``docs/statistics.md``,
 section 6, derives the answers.
 
-With linear scores a text x is one matrix M_x = Σ_i w_i t_i c_iᵀ and z_x = ⟨M_x, W⟩/‖M_x‖, so over keys
-corr(z_x, z_y) = ⟨m_x, m_y⟩ with m_x = M_x/‖M_x‖. `direction` gives m_x, and everything below works on such
-unit vectors, from whatever scheme they come. Matrices of more than `DIMENSIONS` entries are reduced to that
-many by a fixed count sketch: inner products stay unbiased, with a standard error of at most 0.02. For tanh
-scores the first term of the series counts, which carries nearly all of the covariance of two texts.
-
-r is the mean correlation of two texts of a kind. Their z share the part √r g, where g ~ N(0, 1) belongs to
-the key. `KeyOnKind` is the posterior of m = √r g once texts of the kind are scored under the key: it predicts
-the key's rate at any level.
+With linear scores a text x is one matrix M_x, and corr(z_x, z_y) = ⟨m_x, m_y⟩ with m_x = M_x/‖M_x‖.
+`direction` gives m_x, and everything below works on such unit vectors, from whatever scheme they come.
+Matrices of more than `DIMENSIONS` entries are reduced to that many by a fixed count sketch. For tanh scores
+the first term of the series counts, which carries nearly all of the covariance of two texts.
 
 Texts whose correlation is above `BLOCK` are called marked together or not at all (`blocks`). For counts of
 alarms only near-copies count as one (`copies`): the r that all texts of the kind share is what an audit of

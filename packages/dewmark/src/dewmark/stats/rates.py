@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from dewmark.errors import ConfigError, InputError
+from dewmark.types import Plain
 
-__all__ = ["Interval", "PlainResult", "Rate", "check_confidence", "rate"]
-
-
-class PlainResult:
-    """A result as a frozen dataclass of plain values."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+__all__ = ["Interval", "Rate", "check_confidence", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rate(PlainResult):
+class Rate(Plain):
     """``hits`` of ``trials``, with the exact (Clopper-Pearson) confidence interval."""
 
     hits: float
@@ -34,7 +23,7 @@ class Rate(PlainResult):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval(PlainResult):
+class Interval(Plain):
     """An estimate with its confidence interval."""
 
     value: float

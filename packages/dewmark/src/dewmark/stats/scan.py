@@ -6,7 +6,7 @@ share v_w of the error: all lengths (a geometric grid) get the same, and so do a
     q_w = P(N(0,1) > z_w) / v_w,    Q = min_w q_w,    N(q) = the number of windows with q_w ≤ q,
     P(Q ≤ q) = q Σ_w v_w E[ 1/N(q) | q_w ≤ q ]  exactly.
 
-So: draw a window by its share, its z from the tail beyond its threshold, all other scores given that z, and
+It is simulated: draw a window by its share, its z beyond its threshold, all other scores given that z, and
 count. Two standard errors are added, and the result never exceeds Bonferroni's bound.
 
 A text of up to 2 x `REACH` scored units is one chunk, with windows of every length. A longer one is divided
@@ -20,14 +20,9 @@ keeps that guarantee. The segments are the disjoint significant windows that max
 
 where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum.
 
-The rest of the text is compared with the segments. Let S_1, n_1 be the sum and length of the segments, S_0,
-n_0 those of the rest, and V_1, V_0, C the variances and covariance of the sums over keys. A rest that was
-written without the key, with the segments' vocabulary, has mean βS_1 with β = C/V_1, so
-
-    z_rest = (S_0 − βS_1) / √(V_0 − C²/V_1)
-
-is standard normal. How far the mean of the rest stays below that of the segments is a second z. Since the
-segments were chosen for their high scores, its p-value is corrected as that of a window is.
+The rest of the text (sum S_0, the segments' S_1) is compared with the segments: with β the regression of S_0
+on S_1 over keys, z_rest = (S_0 − βS_1)/σ is standard normal for a rest that was written without the key. How
+far the rest's mean stays below that of the segments is a second z, corrected as that of a window is.
 """
 
 from __future__ import annotations
@@ -45,13 +40,7 @@ from scipy.special import log_ndtr, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import (
-    Statistic,
-    covariance,
-    effective_length,
-    one_sided_p,
-    score_variance,
-)
+from dewmark.stats.key_test import Statistic, covariance, effective_length, one_sided_p, score_variance
 
 Test = Callable[[Evidence], Statistic]
 

@@ -95,8 +95,7 @@ class Trial:
                 self.host, [_random_ids(self.host, rng, self.tokens) for _ in range(TEXTS)]
             ),
             "repetitive text": _decode(
-                self.host,
-                [_random_ids(self.host, rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)],
+                self.host, [_random_ids(self.host, rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)]
             ),
         }
 

@@ -1,10 +1,8 @@
 """Undo what formats and disguises do to a text, before words are cut or tokens are made.
 
-A mark lies in the words that a reader sees, so what no reader sees must not change them: HTML tags and
-entities, the targets of Markdown links, emphasis inside words, zero-width and direction characters, strokes
-drawn over letters, narrow kana, line numbers, hyphens at line ends, letters of another alphabet that look
-the same, and letters in mathematical or circled styles. `clean` removes all that and remembers the place of
-every character in the text as it was given.
+A mark lies in the words that a reader sees, so what no reader sees must not change them: markup, invisible
+characters, strokes over letters, line numbers, hyphens at line ends, look-alike and styled letters. `clean`
+removes all that and remembers the place of every character in the text as it was given.
 
 Only HTML's own tags count as tags, so ``List<String>`` stays. Look-alike letters are replaced in words that
 mix alphabets, so real Russian and Greek stay; three such words in a text show a disguise, and then words

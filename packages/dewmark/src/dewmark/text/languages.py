@@ -6,10 +6,8 @@ an automaton over bytes and a table of log-probabilities. A state depends on the
 (``depth``), so the states of all places in a text follow together, from that many bytes each. Both tables are
 unpacked once into the cache and memory-mapped from then on: unpacking takes most of a second and 80 MB.
 
-A mark that depends on meaning is only as good as its encoder's knowledge of the language. In a language that
-the encoder does not know, most words get similar vectors, so all texts of that language get similar scores
-under one key: false alarms are as rare as promised over keys, but one key may accuse nearly every text of the
-language. `LanguagePolicy` says which languages a detector judges, and refuses the others.
+In a language that an encoder does not know, most words get similar vectors, so one key may accuse nearly
+every text of the language. `LanguagePolicy` says which languages a detector judges, and refuses the others.
 
 Boundary: texts and detections; no models of meaning, no keys.
 """

@@ -12,7 +12,6 @@ from tests.fakes import COMPOSED
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.paper.scheme import DewPaper
-from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
@@ -129,8 +128,3 @@ def test_config_round_trips() -> None:
 def test_a_setting_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match="have no effect with mode=token_only"):
         DewPaper().with_settings({"mode": "token_only", "whiten_contexts": True})
-
-
-def test_the_default_names_the_scheme_that_has_a_setting() -> None:
-    with pytest.raises(ConfigError, match="dew has no setting 'encoder': use the scheme dew-paper"):
-        DEW().with_settings({"encoder": "use-m3"})

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dewmark.attack import Attack, check_least, run_option
+from dewmark.attack import Attack, run_option
+from dewmark.config import check_rules
 from dewmark.errors import ConfigError
 from dewmark.workspace import Progress
 from dewmark_lab.sentences import sentences
@@ -55,12 +56,13 @@ class Dipper(Attack):
         for name, value in (("ld", self.ld), ("od", self.od)):
             if value not in _DIVERSITIES:
                 raise ConfigError(f"{name} must be one of {', '.join(map(str, _DIVERSITIES))}, got {value}")
-        for name in ("interval", "max_new_tokens", "batch_size"):
-            check_least(name, getattr(self, name), 1)
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.temperature < 0.0:
-            raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
+        check_rules(
+            (self.interval >= 1, "interval", "be at least 1", self.interval),
+            (self.max_new_tokens >= 1, "max_new_tokens", "be at least 1", self.max_new_tokens),
+            (self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size),
+            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
+            (self.temperature >= 0.0, "temperature", "be at least 0", self.temperature),
+        )
 
     @property
     def label(self) -> str:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dewmark.attack import Attack, check_least, check_share, run_option
+from dewmark.attack import Attack, run_option
+from dewmark.config import check_rules
 from dewmark.errors import ConfigError, DewmarkError, ModelError
 from dewmark.workspace import Progress
 from dewmark_lab.attacks.lexical import words
@@ -49,9 +50,11 @@ class Synonym(Attack):
 
     def validate(self) -> None:
         """Raise `ConfigError` if a setting is out of range."""
-        check_share("r", self.r)
-        check_least("window", self.window, 2)
-        check_least("batch_size", self.batch_size, 1)
+        check_rules(
+            (0.0 <= self.r <= 1.0, "r", "lie in [0, 1]", self.r),
+            (self.window >= 2, "window", "be at least 2", self.window),
+            (self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size),
+        )
 
     def identity(self) -> dict[str, object]:
         """Model and WordNet count by content."""

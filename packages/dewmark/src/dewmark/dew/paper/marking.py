@@ -7,7 +7,7 @@ and one dot product, all on the logits' device. Contexts of other kinds are comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,9 @@ from dewmark.dew.paper.projection import Fold, scale_contexts
 from dewmark.dew.paper.reading import TokenReader
 from dewmark.encoders.contexts import Contexts
 from dewmark.sampling import Session, check_logits, left_padding, likeliest
-from dewmark.serving_rows import Row, Rows
 from dewmark.text.windows import ABSENT
 
-__all__ = ["Alignments", "Bias", "BiasSession"]
+__all__ = ["Bias", "BiasSession"]
 
 Alignments = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From ids (batch, length) of texts and candidates (batch, m) to u (batch, m) of the candidates."""
@@ -57,21 +56,6 @@ class BiasSession(Session):
         check_logits(scores, self._vocab_size)
         ids = input_ids.to(scores.device)
         return self._bias(scores, lambda candidates: self._alignments(ids, candidates))
-
-
-class BiasRows(Rows):
-    """Marks the rows of a changing batch together: a row's bias depends on its last k ids alone."""
-
-    def __init__(self, bias: Bias, aligner: TokenAligner, *, vocab_size: int) -> None:
-        self._bias, self._aligner, self._vocab_size = bias, aligner, vocab_size
-
-    def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) float32 to marked ones, same shape."""
-        check_logits(scores, self._vocab_size)
-        k, absent = self._aligner.k, self._aligner.absent
-        last = [([absent] * k + [*row.prompt[-k:], *row.written[-k:]])[-k:] for row in rows]
-        windows = torch.tensor(last).to(scores.device)
-        return self._bias(scores, lambda candidates: self._aligner.alignments(windows, candidates))
 
 
 class TokenAligner:

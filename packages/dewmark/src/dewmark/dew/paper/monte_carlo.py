@@ -7,12 +7,9 @@ Under H0 the real key is exchangeable with fresh ones, so among K of them
 is an exactly valid p-value for every n, γ and text: no normality, no series, no limit. It is the oracle
 against which the closed form is tested.
 
-**How many keys.** A p-value below 1/(K + 1) takes more than K keys, but a text with p = 0.4 is settled after
-a few. So keys are drawn one after another until either `ENOUGH` of them have scored as high as the real one
-or `most_keys` of them are drawn (Besag and Clifford, 1991): p = `ENOUGH`/l if the l-th key was the last of
-`ENOUGH`, else as above. This is exactly valid too: p ≤ h/l if and only if fewer than h of the first
-l − 1 simulated keys score as high, so that the real one is among the h highest of l exchangeable keys.
-``most_keys`` follows from the level that is asked for, so that every level can be reached.
+**How many keys.** Keys are drawn until either `ENOUGH` of them have scored as high as the real one or
+`most_keys` of them are drawn (Besag and Clifford, 1991): p = `ENOUGH`/l if the l-th key was the last of
+`ENOUGH`, else as above. This is exactly valid too, and every level can be reached.
 
 **Which keys.** For Gaussian projections the projected rows X = ÊR are normal over keys with row covariance
 ÊÊᵀ, so with AAᵀ = ÊÊᵀ and standard normal N the rows of A N have exactly the same distribution. For
@@ -21,7 +18,7 @@ the text has distinct tokens (or contexts), which is less work than drawing keys
 semantics, are independent: A = I.
 
 The simulated keys follow from a secret and the text: the same text always gets the same p-value from one
-detector, and nobody else can search for a text whose simulated keys happen to score low.
+detector, and nobody else can search for one whose keys score low.
 """
 
 from __future__ import annotations
@@ -51,13 +48,7 @@ def most_keys(level: float) -> int:
 
 
 def monte_carlo_test(
-    evidence: Evidence,
-    score: Score,
-    *,
-    n: int,
-    secret: bytes,
-    kind: Kind = "gaussian",
-    level: float = 0.01,
+    evidence: Evidence, score: Score, *, n: int, secret: bytes, kind: Kind = "gaussian", level: float = 0.01
 ) -> Statistic:
     """Rank a text's sum among those of simulated keys; ``score`` maps alignments to scores.
 
@@ -71,9 +62,7 @@ def monte_carlo_test(
     return Statistic(
         z=evidence.total / math.sqrt(variance),
         p_value=_sequential_p(
-            evidence.total,
-            _simulated(evidence, score, n=n, kind=kind, secret=secret),
-            keys=most_keys(level),
+            evidence.total, _simulated(evidence, score, n=n, kind=kind, secret=secret), keys=most_keys(level)
         ),
         effective_length=effective_length(evidence, variance),
     )

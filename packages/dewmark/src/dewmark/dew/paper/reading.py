@@ -20,7 +20,7 @@ from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import HostInfo, Tokenized
 
-__all__ = ["HashedContexts", "NoContexts", "TokenReader"]
+__all__ = ["TokenReader"]
 
 
 @dataclass(frozen=True)

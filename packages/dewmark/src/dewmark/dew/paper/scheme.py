@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from dewmark.dew.paper.marking import Alignments, Bias, TokenAligner
     from dewmark.sampling import Session
-    from dewmark.serving_rows import Rows
 
 __all__ = ["BoundDewPaper"]
 
@@ -280,12 +279,6 @@ class BoundDewPaper(BoundScheme):
     def follow_alignments(self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Alignments:
         """From ids (batch, length) that grow and candidates (batch, m) to u (batch, m) of the candidates."""
         return self._aligner(prompt_ids.device).follow(prompt_ids, attention_mask)
-
-    def rows(self, device: torch.device) -> Rows:
-        """Mark the rows of a changing batch together."""
-        from dewmark.dew.paper.marking import BiasRows
-
-        return BiasRows(self._bias, self._aligner(device), vocab_size=self.host.vocab_size)
 
     @property
     def _bias(self) -> Bias:

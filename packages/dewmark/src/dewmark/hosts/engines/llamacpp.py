@@ -31,7 +31,7 @@ from dewmark.hosts.base import check_decoding
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Tokenized
 
-__all__ = ["Llama", "LlamaCppProcessor", "LlamaCppTokenizer", "llamacpp_info"]
+__all__ = ["Llama", "LlamaCppProcessor", "llamacpp_info"]
 
 Llama = Any  # llama_cpp.Llama, which ships no types
 
@@ -70,12 +70,7 @@ class LlamaCppProcessor:
     """
 
     def __init__(
-        self,
-        scheme: BoundScheme,
-        llm: Llama,
-        *,
-        seed: int | None = None,
-        decoding: Decoding = Decoding(),
+        self, scheme: BoundScheme, llm: Llama, *, seed: int | None = None, decoding: Decoding = Decoding()
     ) -> None:
         check_decoding(decoding, scheme)
         if scheme.needs.drafts:

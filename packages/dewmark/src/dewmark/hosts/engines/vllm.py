@@ -14,9 +14,7 @@ when it first meets it. It is called after penalties.
 **Speculative decoding** (second runner): a request has one row per draft token, each after the drafts before
 it. The processor leaves one finite logit in every row, so vLLM accepts a draft exactly if the mark would have
 written it, and otherwise writes the mark's choice. A row goes on from the row before it, whose noise it
-remembers, so the text is the same as without drafts, token for token; the rows of a request are therefore
-marked one after another. If drafts are single guesses (n-grams, greedy draft models), they are accepted as
-often as without a mark.
+remembers, so the text is the same as without drafts, token for token.
 
 Boundary: vLLM's batch in, marked logits out. `dewmark.hosts.engines.markers` opens and marks texts,
 `dewmark.hosts.engines.vllm_config` reads the options of operators and requests.

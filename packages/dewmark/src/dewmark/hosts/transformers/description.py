@@ -43,6 +43,7 @@ def describe(source: ModelSource, progress: Progress | None = None) -> tuple[Hos
     own = source.tokenizer_folder
     if own is not None:
         tokenizer = _own_tokenizer(own, (own / TOKENIZER_FILE).stat().st_mtime_ns)
+        tokenizer.open_original = functools.partial(original_tokenizer, source)
         config = json.loads((Path(source.location) / "config.json").read_text(encoding="utf-8"))
         vocab_size = int(config["vocab_size"])
     else:
@@ -92,17 +93,23 @@ def info_from_model(
 
 def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     """The chat format of a host by name; raises `ConfigError` if it has none."""
-    from transformers import AutoTokenizer
-
     source = resolve(name, weights=False, progress=progress)
     try:
-        with quiet_libraries():
-            tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+        tokenizer = original_tokenizer(source)
         file = _find_file(source, "generation_config.json")
         generation = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise load_error(name, error) from error
     return chat_format_of(tokenizer, generation, name=name)
+
+
+def original_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    """Transformers' own tokenizer of a host, with its chat template."""
+    from transformers import AutoTokenizer
+
+    with quiet_libraries():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.location, **source.options)
+    return tokenizer
 
 
 def chat_format_of(
@@ -146,12 +153,12 @@ def _own_tokenizer(folder: Path, modified: int) -> HFTokenizer:
 
 
 def _ask_transformers(source: ModelSource) -> tuple[HFTokenizer, int]:
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     try:
         with quiet_libraries():
             config = AutoConfig.from_pretrained(source.location, **source.options)
-            tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+        tokenizer = original_tokenizer(source)
     except Exception as error:  # a broken file raises whatever its reader does
         raise load_error(source.name, error) from error
     return HFTokenizer(tokenizer), int(config.get_text_config().vocab_size)

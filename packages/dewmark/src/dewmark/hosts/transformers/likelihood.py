@@ -17,14 +17,7 @@ from dewmark.errors import NumericalError
 from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import CausalLM, device_of, forward_parameters, pad_left
 
-__all__ = [
-    "LOGITS_AT_ONCE",
-    "Rows",
-    "batches",
-    "device_type",
-    "not_a_number",
-    "score_completions",
-]
+__all__ = ["Rows", "batches"]
 
 # Limits of a batch by device type: logits (rows, tokens, vocab), and padded tokens.
 LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}

@@ -20,7 +20,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, OnStep
 from dewmark.hosts.transformers.attention import share_keys
-from dewmark.hosts.transformers.decoding_loop import CachedForward, CausalLM, decode, device_of
+from dewmark.hosts.transformers.decoding_loop import CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import chat_format, chat_format_of, describe, info_from_model
 from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["TransformersHost", "load_host"]
-
-_LONGEST = 1 << 15  # tokens of a text in `follow`, where the model names no limit
 
 
 class TransformersHost(Host):
@@ -196,13 +194,6 @@ class TransformersHost(Host):
         when the logits are consumed, a batch at a time.
         """
         return self._logits(self._completion_rows(prompts, completions), completions)
-
-    def follow(self, attention_mask: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function from growing ids (batch, length) to the logits (batch, vocab) of the next token."""
-        room = max((self.context or _LONGEST) - attention_mask.shape[1], 0)
-        mask = torch.nn.functional.pad(attention_mask.to(self.device).long(), (0, room), value=1)
-        forward = CachedForward(self.model, mask)
-        return torch.no_grad()(lambda ids: forward(ids.to(self.device)).float())
 
     def _logits(
         self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

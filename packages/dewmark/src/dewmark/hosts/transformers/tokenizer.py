@@ -13,9 +13,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dewmark.errors import ArtifactError, InputError, ModelError
+from dewmark.errors import ArtifactError, ConfigError, InputError, ModelError
 from dewmark.storage import atomic_write
 from dewmark.workspace import Tokenized
 
@@ -51,7 +51,12 @@ _PROBES = (
 
 
 class HFTokenizer:
-    """The `dewmark.workspace.Tokenizer` protocol for a fast tokenizer; safe to share between threads."""
+    """The `dewmark.workspace.Tokenizer` protocol for a fast tokenizer; safe to share between threads.
+
+    ``open_original`` opens transformers' own tokenizer, where there is one.
+    """
+
+    open_original: Callable[[], PreTrainedTokenizerBase] | None = None
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -62,6 +67,7 @@ class HFTokenizer:
             )
         ends = tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
         self._setup(backend.to_str(), len(tokenizer), tokenizer.all_special_ids, ends)
+        self.original = tokenizer
 
     def _setup(self, backend: str, size: int, special: Iterable[int], ends: Sequence[int | None]) -> None:
         """From the backend's JSON; ``ends`` are the ids of padding, begin and end of text."""
@@ -130,6 +136,17 @@ class HFTokenizer:
                 row = [start]
             rows.append(row)
         return rows
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - transformers' own types
+        """Transformers' method: a conversation as a prompt or its ids."""
+        return self.original.apply_chat_template(*args, **kwargs)
+
+    @functools.cached_property
+    def original(self) -> PreTrainedTokenizerBase:
+        """Transformers' own tokenizer."""
+        if self.open_original is None:
+            raise ConfigError("a detector keeps no chat template: take the tokenizer of dewmark.load_host")
+        return self.open_original()
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text, without special tokens, spaces unchanged."""
