@@ -23,16 +23,6 @@ but or one all out who more when there old new river bridge over under house wat
 city town road tree hill sea ship wind rain sun story book word hand eye heart
 """
 
-GENERATE = (
-    "lexicon (the default)",
-    "tokens bias, composed white contexts",
-    "tokens bias, window raw contexts (the paper)",
-    "kgw",
-    "exp",
-    "synthid",
-)
-"""Marks that also write through transformers' own loop."""
-
 
 def unmarked(number: int, words: int = 70) -> str:
     """A fixed text that nobody marked; sentences end after every seventh word."""
@@ -67,11 +57,6 @@ def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
         section["written by an engine's rows"] = _or_same(rows, written)
         rows = writing.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
         section["written by an engine's rows with temperature and filters"] = _or_same(rows, warped)
-    if name in GENERATE:
-        section["written by transformers"] = {
-            way: writing.write_by_transformers(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT, way=way)
-            for way in ("processor", "config")
-        }
     return section
 
 

@@ -16,7 +16,6 @@ from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.opening import identified
-from dewmark.passages import locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import score_variance
@@ -121,27 +120,6 @@ def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json
         }
         for one in found
     ]
-
-
-def passages(bound: BoundScheme, text: str) -> dict[str, Json]:
-    """The marked passages of a mixed text."""
-    found = locate(text, bound)
-    return {
-        "share": found.share,
-        "passages": [
-            {
-                "from": one.start,
-                "to": one.end,
-                "z": one.z,
-                "p": one.p_value,
-                "p alone": one.p_alone,
-                "effective length": one.effective_length,
-                "tokens": one.tokens,
-                "share": one.share,
-            }
-            for one in found.passages
-        ],
-    }
 
 
 def export(bound: BoundScheme, folder: Path) -> None:
