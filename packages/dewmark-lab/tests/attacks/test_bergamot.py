@@ -119,12 +119,6 @@ class TestTexts:
         monkeypatch.setattr(translator, "_network", _Empty())
         assert translator.translate(["the house. the city."], on_progress=silent) == ["the house. the city."]
 
-    def test_progress_ends_with_all_sentences(self, translator: BergamotTranslator):
-        told: list[tuple[int, int]] = []
-        translator.translate(["the house. the city. the house."], on_progress=lambda *of: told.append(of))
-        assert told == sorted(told)
-        assert told[-1] == (2, 2)  # the same sentence is translated once
-
 
 class _Empty:
     def translate(self, given: list[list[int]]) -> list[list[int]]:

@@ -65,17 +65,6 @@ class TestIdentity:
         same = Paraphrase(base_url=url, model="m", temperature=0.7, concurrency=1, retries=1)
         assert same.identity() == first.identity()
 
-    def test_languages_and_prompts_are_part_of_the_identity(self):
-        url = "https://api.example.org/v1"
-        made = [LlmTranslate(base_url=url, model="m", target=code).identity() for code in ("de", "fr")]
-        made.append(Paraphrase(base_url=url, model="m").identity())
-        assert len({str(sorted(identity.items(), key=str)) for identity in made}) == 3
-
-    def test_endpoint_is_required(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-        with pytest.raises(ConfigError, match="no chat model given"):
-            Paraphrase().apply(["text"], seeds=[0])
-
 
 class TestRuns:
     def test_cost_is_estimated_and_a_second_run_is_cached(self, tmp_path: Path):

@@ -54,13 +54,6 @@ class TestNeural:
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    def test_french(self, monkeypatch: pytest.MonkeyPatch):
-        fake_neural(monkeypatch)
-        translate, back = load_attack("translate", target="fr"), load_attack("round-trip", target="fr")
-        assert translate.apply(["a b c"], seeds=[0]) == ["enfr c b a"]
-        assert (translate.label, back.label) == ("translate-neural-fr", "round-trip-neural-fr")
-        assert (translate.language, back.language) == ("fr", "en")
-
     def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
         fake_neural(monkeypatch)
         told: list[tuple[str, int, int]] = []

@@ -89,7 +89,3 @@ class TestFiles:
         first = FileTexts(path).identity
         path.write_text("two")
         assert FileTexts(path).identity != first
-
-    def test_a_missing_file_is_rejected(self, tmp_path):
-        with pytest.raises(InputError, match="cannot read"):
-            FileTexts(tmp_path / "none.jsonl")

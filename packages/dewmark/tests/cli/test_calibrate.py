@@ -81,10 +81,6 @@ class TestCalibrate:
             "level 0.001: needs 999 texts",
         ]
 
-    def test_another_test_s_statistic(self, calibrate, tmp_path):
-        assert calibrate("--test", "gaussian").code == 0
-        assert Calibration.load(tmp_path / "cal.json").test == "gaussian"
-
     @pytest.mark.parametrize(
         ("last", "said"),
         [

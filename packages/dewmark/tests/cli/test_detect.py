@@ -107,17 +107,6 @@ def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
     assert seen == ["own", "given"]
 
 
-def test_what_generate_wrote_is_detected(detect, run, key_file, tmp_path):
-    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(5)))
-    assert run("generate", "--key", key_file, "--prompts", prompts, "--out", out).code == 0
-    assert {row["verdict"] for row in json_lines(detect("--jsonl", out, "--json"))} == {"marked"}
-    other = tmp_path / "other.key"
-    Key(bytes(32)).save(other)
-    wrong = json_lines(run("detect", "--key", other, "--jsonl", out, "--json"))
-    assert {row["verdict"] for row in wrong} == {"not_marked"}
-
-
 def test_level_and_test_reach_the_detector(detect, texts):
     (row,) = json_lines(detect(texts[0], "--json", "--fpr", "1e-7", "--test", "gaussian"))
     assert (row["verdict"], row["test"], row["fpr"]) == ("not_marked", "gaussian", 1e-7)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.core.keys import Key
-
 PROMPTS = [f"Prompt number {i}, with “quotes” and ü" for i in range(11)]
 
 
@@ -76,19 +74,6 @@ def test_the_seed_of_a_resumed_run_is_the_file_s_own(run, host, command, tmp_pat
     assert out.read_bytes() == data
 
 
-def test_an_interrupted_run_keeps_whole_batches_and_resumes(run, host, command, tmp_path):
-    out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    assert run(*command, "--out", whole, "--seed", 1).code == 0
-    host._alive = iter([None, None])
-    stopped = run(*command, "--out", out, "--seed", 1)
-    assert stopped.code == 130
-    assert "generate --prompts" in stopped.err.splitlines()[-1]
-    assert len(rows_of(out)) == 8
-    host._alive = iter([None] * 9)
-    assert run(*command, "--out", out, "--seed", 1).code == 0
-    assert out.read_bytes() == whole.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
@@ -116,14 +101,6 @@ def test_the_output_must_be_a_regular_file(run, host, command, tmp_path):
         result = run(*command, "--out", out)
         assert result.code == 2
         assert "not a regular file" in result.error
-
-
-def test_another_key_is_another_config(run, host, command, tmp_path):
-    out, other = tmp_path / "out.jsonl", tmp_path / "other.key"
-    Key(bytes(32)).save(other)
-    assert run(*command, "--out", out).code == 0
-    command[2] = other
-    assert "config_hash is" in run(*command, "--out", out, "-q").error
 
 
 def test_changed_prompts_and_foreign_files_are_rejected(run, host, command, prompts, tmp_path):
