@@ -8,6 +8,10 @@ from typing import Any
 from tests.golden.api import detecting, numbers, worlds, writing
 from tests.golden.marks import PROMPTS, SEEDS, unmarked
 
+from dewmark.detector import Detector
+from dewmark.text.languages import guess_language
+from dewmark.text.words import words
+
 DETECTORS = Path(__file__).parent / "detectors"
 """Detectors that were exported when the record was made; they must stay readable."""
 
@@ -62,8 +66,7 @@ def _texts(world: worlds.World, mark: str) -> list[str]:
 
 
 def _judged(bound: Any, texts: list[str]) -> list[dict[str, Any]]:
-    found = detecting.detect(bound, texts, prompts=[PROMPTS[0], None])
-    return [detecting.all_of(one) for one in found]
+    return [detecting.all_of(one) for one in bound.detect_batch(texts, prompts=[PROMPTS[0], None])]
 
 
 def exported(world: worlds.World) -> dict[str, Any]:
@@ -71,17 +74,17 @@ def exported(world: worlds.World) -> dict[str, Any]:
     found = {}
     for number, mark in enumerate(_EXPORTED):
         bound, folder = world.bind(mark), world.folder / f"detector {number}"
-        detecting.export(bound, folder)
+        Detector(bound).save(folder)
         found[mark] = detecting.stored_facts(folder)
-        if not detecting.needs_its_host(bound):
-            found[mark]["detected"] = _judged(detecting.load(folder), _texts(world, mark))
+        if not bound.needs.host_at_detection:
+            found[mark]["detected"] = _judged(Detector.load(folder).scheme, _texts(world, mark))
     return found
 
 
 def kept(world: worlds.World) -> dict[str, Any]:
     """The detectors in the repository, read by the code of now."""
     texts = {name: _texts(world, mark) for name, mark in KEPT.items()}
-    return {name: _judged(detecting.load(DETECTORS / name), texts[name]) for name in KEPT}
+    return {name: _judged(Detector.load(DETECTORS / name).scheme, texts[name]) for name in KEPT}
 
 
 def keep_detectors(world: worlds.World) -> None:
@@ -89,25 +92,20 @@ def keep_detectors(world: worlds.World) -> None:
     DETECTORS.mkdir(exist_ok=True)
     for name, mark in KEPT.items():
         if not (DETECTORS / name).exists():
-            detecting.export(world.bind(mark), DETECTORS / name)
-
-
-def keys(world: worlds.World) -> dict[str, Any]:
-    """All that is drawn from one key."""
-    return numbers.key_numbers()
+            Detector(world.bind(mark)).save(DETECTORS / name)
 
 
 def languages(world: worlds.World) -> dict[str, Any]:
     """Words in several scripts, and the languages guessed."""
     return {
-        "words": [numbers.words_of(text) for text in _LANGUAGES],
-        "languages": [numbers.language_of(text) for text in _LANGUAGES],
+        "words": [[[word.start, word.end, word.form] for word in words(text)] for text in _LANGUAGES],
+        "languages": [guess_language(text) for text in _LANGUAGES],
     }
 
 
 SECTIONS = {
     "detectors exported now": exported,
     "detectors kept in the repository": kept,
-    "keys": keys,
+    "keys": lambda world: numbers.key_numbers(),
     "words and languages": languages,
 }

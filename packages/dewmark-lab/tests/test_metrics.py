@@ -29,7 +29,7 @@ def tpr(positives, negatives, *, fpr: float) -> float:
 
 
 class TestAuroc:
-    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("seed", range(2))
     def test_the_definition_with_ties(self, seed):
         rng = np.random.default_rng(seed)
         high, low = rng.integers(2, 8, size=30), rng.integers(0, 6, size=40)
@@ -71,8 +71,8 @@ class TestAurocInterval:
 
 
 class TestThreshold:
-    @pytest.mark.parametrize("fpr", [0.0, 0.01, 0.07, 0.29, 0.3, 0.5, 0.999])
-    @pytest.mark.parametrize("size", [1, 7, 99, 100, 101, 1000])
+    @pytest.mark.parametrize("fpr", [0.0, 0.01, 0.29, 0.999])
+    @pytest.mark.parametrize("size", [1, 99, 100, 101])
     def test_the_threshold_is_the_lowest_that_keeps_the_rate(self, fpr, size):
         for negatives in (scores(0, size), np.round(scores(0, size), 1)):
             threshold = threshold_at(negatives, fpr=fpr)

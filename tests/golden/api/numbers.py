@@ -12,8 +12,6 @@ from tests.golden.api.worlds import Json, secret
 
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections, projection_dim
-from dewmark.text.languages import guess_language
-from dewmark.text.words import words
 from dewmark_lab.schemes.pair_hash import PairHash
 
 
@@ -52,16 +50,6 @@ def key_numbers() -> dict[str, Json]:
         },
         "keyed hash": [int(word) for word in pairs.words(contexts, np.arange(6))],
     }
-
-
-def words_of(text: str) -> list[Json]:
-    """The words of a text: where they stand, and their forms."""
-    return [[word.start, word.end, word.form] for word in words(text)]
-
-
-def language_of(text: str) -> str:
-    """The language that a text is guessed to be in."""
-    return guess_language(text)
 
 
 def array_facts(array: np.ndarray) -> dict[str, Json]:

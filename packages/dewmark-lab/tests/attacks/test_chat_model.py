@@ -32,14 +32,6 @@ class TestPrompts:
         assert system["content"].endswith("with no additional explanations or commentary.")
         assert sent[TEXTS[3]]["seed"] == 4
 
-    def test_translation_names_both_languages(self, tmp_path: Path):
-        with serving(shouting) as server:
-            attack = LlmTranslate(base_url=server.url, model="m", target="fr", answers=str(tmp_path))
-            attack.apply(TEXTS[:1], seeds=SEEDS[:1])
-        system = server.bodies[0]["messages"][0]["content"]
-        assert system.startswith("Translate the given text from English to French while preserving")
-        assert attack.language == "fr"
-
     def test_unknown_and_equal_languages_are_rejected(self):
         with pytest.raises(ConfigError, match="'german' is the code of no known language"):
             LlmTranslate(target="german")

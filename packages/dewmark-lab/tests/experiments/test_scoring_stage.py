@@ -119,11 +119,3 @@ def test_truncated_texts_are_scored_like_whole_ones(tiny_folder, tmp_path):
     assert 0.0 <= kept["delete-0.3"] <= 1.0
     cells = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))["cells"]
     assert {cell["attack"] for cell in cells if cell["kept"] is not None} == {"delete-0.3"}
-
-
-def test_schemes_that_can_detect_on_a_device_are_moved_there(tiny_folder, bag_encoder, monkeypatch):
-    entry = SchemeEntry("dew", "dew", str(tiny_folder))
-    devices: list[str] = []
-    monkeypatch.setattr("dewmark.dew.scheme.BoundDEW.on", lambda self, device: devices.append(device) or self)
-    LoadedModels("cpu").scheme(entry, 0)
-    assert devices == ["cpu"]

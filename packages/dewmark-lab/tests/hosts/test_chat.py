@@ -245,14 +245,6 @@ class TestSettings:
         assert before >= 4
         assert len(server.bodies) <= 6 + 1  # the one that was on its way
 
-    def test_answers_go_to_the_cache_folder_by_default(self, tmp_path: Path, monkeypatch):
-        monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
-        with serving() as server:
-            ChatSettings(base_url=server.url, model="m").open().complete(
-                said("x"), seeds=[0], max_new_tokens=5
-            )
-        assert len(list((tmp_path / "cache" / "answers").rglob("*.json"))) == 1
-
     def test_a_model_must_be_given(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
         for settings in (ChatSettings(), ChatSettings(model="gpt-4o-mini-2024-07-18")):

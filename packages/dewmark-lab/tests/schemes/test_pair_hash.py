@@ -159,7 +159,7 @@ def test_words_on_a_device_equal_those_of_numpy() -> None:
     assert torch.equal(combine_torch(seeds[:, :1], seeds[:, 1:], table), vocabulary.words(contexts))
 
 
-@pytest.mark.parametrize("limit", [1, 2**30, 2**31, 3 * 2**30, 2**32 - 1])
+@pytest.mark.parametrize("limit", [1, 2**31, 2**32 - 1])
 def test_comparisons_are_unsigned(limit: int) -> None:
     words = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -1]], dtype=torch.int32)
     expected = [x < limit for x in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]

@@ -13,9 +13,6 @@ def unit(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-HALF = torch.tensor(0.5)  # a median cosine
-
-
 def test_training_aligns_similar_contexts_only():
     rng = np.random.default_rng(0)
     topics = rng.normal(size=(60, 20))

@@ -79,7 +79,6 @@ def test_the_seed_of_a_resumed_run_is_the_file_s_own(run, host, command, tmp_pat
     [
         (["--set", "k=5"], "config_hash is"),
         (["--temperature", "0.7"], "config_hash is"),
-        (["--max-new-tokens", "59"], "config_hash is"),
         (["--seed", "6"], "seed is 5 and not 6"),
     ],
 )
@@ -178,15 +177,11 @@ def test_settings_reach_the_scheme(run, host, key_file):
     ("arguments", "said"),
     [
         ([], "give either --prompt"),
-        (["--prompt", "a", "--prompts", "b"], "give either --prompt"),
         (["--prompt", "a", "--out", "b"], "--prompts and --out go together"),
         (["--prompts", "b"], "--prompts and --out go together"),
         (["--prompt", "a"], "no key given: add --key FILE"),
         (["--prompt", "a", "--key", "missing.key"], "no key file missing.key"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
-        (["--prompt", "a", "--temperature", "nan"], "temperature"),
-        (["--prompt", "a", "--top-p", "0"], "top_p"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens"),
         (["--prompt", "a", "--max-new-tokens", "ten"], "--max-new-tokens"),
         (["--prompt", "a", "--seed", "-1"], "--seed"),
     ],
@@ -199,7 +194,6 @@ def test_bad_options(run, host, arguments, said):
     ("arguments", "said"),
     [
         (["--prompt", " "], "--prompt is empty"),
-        (["--prompt", "a", "--temperature", "0"], "temperature above 0"),
         (["--prompt", "a", "--scheme", "dewy"], "unknown scheme 'dewy'; did you mean 'dew'?"),
         (["--prompt", "a", "--set", "strengh=2"], "unknown parameter 'strengh'; did you mean 'strength'?"),
         (["--prompt", "a", "--set", "k=three"], "k must be a whole number, got 'three'"),
@@ -209,7 +203,6 @@ def test_bad_options(run, host, arguments, said):
             ["--prompt", "a", "--strength", "weak"],
             "--strength takes exact, free, strong or a number from 0 on, got 'weak'",
         ),
-        (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
     ],
 )
 def test_bad_values(run, host, key_file, arguments, said):
@@ -225,7 +218,6 @@ def test_bad_values(run, host, key_file, arguments, said):
         ('{"prompt": "a\\ud800"}', "lone surrogate"),
         ('{"prompt": "a", "id": [1]}', "line 2: id must be"),
         ('{"prompt": ', "line 2: not a line of JSON"),
-        ("[]", "line 2: expected a JSON object"),
     ],
 )
 def test_bad_prompt_files(run, host, key_file, tmp_path, line, said):

@@ -63,14 +63,6 @@ def load_fresh(folder: Path) -> Encoder:
     return load_encoder(str(folder), device="cpu")
 
 
-def test_order_is_kept_for_all_lengths(tiny: Path) -> None:
-    encoder = load_encoder(str(tiny), device="cpu")
-    texts = [" ".join(WORDS[: 1 + (7 * i) % 12]) for i in range(300)] + ["dog " * 9000, ""]
-    rows = encoder.encode(texts)
-    for i in (0, 1, 150, 299, 300, 301):
-        np.testing.assert_allclose(rows[i], encoder.encode([texts[i]])[0], atol=1e-5)
-
-
 def test_loading_is_lazy_and_cached(tiny: Path) -> None:
     encoder = load_encoder(str(tiny), device="cpu")
     assert isinstance(encoder, SentenceTransformerEncoder)

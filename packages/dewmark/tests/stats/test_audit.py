@@ -119,18 +119,8 @@ def test_small_groups_are_counted_with_all_texts_only() -> None:
 
 def test_length_bands() -> None:
     bands = [length_band(n) for n in (0, 49, 50, 99, 199, 200, 399, 400, 1999, 10_000)]
-    assert bands == [
-        "under 50",
-        "under 50",
-        "50–99",
-        "50–99",
-        "100–199",
-        "200–399",
-        "200–399",
-        "400–999",
-        "1000–1999",
-        "5000+",
-    ]
+    said = "under 50,under 50,50–99,50–99,100–199,200–399,200–399,400–999,1000–1999,5000+"
+    assert bands == said.split(",")
 
 
 def test_no_texts() -> None:

@@ -348,11 +348,6 @@ def test_the_posterior_is_a_probability_that_follows_the_mark():
     assert len(posterior(independent(np.zeros(0)))) == 0
 
 
-@pytest.mark.parametrize("units", [0, 5, 30])
-def test_short_texts_have_no_segments(units):
-    assert locate(independent(np.zeros(units))) == []
-
-
 def rest_of(scores: np.ndarray) -> module.Rest:
     (found,) = module.search([independent(scores)], levels=[0.01], tests=[key_test])
     assert found.rest is not None

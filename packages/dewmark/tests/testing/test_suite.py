@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
 import unittest
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "own_scheme.py"
 
 def _example() -> SimpleNamespace:
     spec = importlib.util.spec_from_file_location("own_scheme", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["own_scheme"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
