@@ -20,7 +20,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-engines test-llamacpp test-sglang test-vllm test-vllm-next \
-	desk-pictures images image outputs wheels golden golden-models lint docs format clean
+	desk-pictures images image outputs wheels golden lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,9 +106,6 @@ test-engines: ## every engine that this machine runs, and the versions that ran
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
-
-golden-models: $(VENV)/.dev ## the same, and what SmolLM2 writes and its detectors say
-	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check --models
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .

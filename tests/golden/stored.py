@@ -1,14 +1,16 @@
-"""Stored detectors, engines' processors, and the reports of commands."""
+"""Stored detectors, and what a key and a text's words are."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from tests.golden.api import commands, detecting, numbers, worlds, writing
+from tests.golden.api import detecting, numbers, worlds, writing
 from tests.golden.marks import PROMPTS, SEEDS, unmarked
+
+from dewmark.detector import Detector
+from dewmark.text.languages import guess_language
+from dewmark.text.words import words
 
 DETECTORS = Path(__file__).parent / "detectors"
 """Detectors that were exported when the record was made; they must stay readable."""
@@ -42,13 +44,18 @@ _EXPORTED = (
     "waterpool",
     "xsir",
 )
-_ENGINES = (
-    "lexicon (the default)",
-    "tokens bias, composed white contexts",
-    "tokens bias, window raw contexts (the paper)",
-    "kgw",
-    "exp",
-    "synthid",
+_LANGUAGES = (
+    "The old bridge over the river isn't open: it's 1,923 m long – they’ll re-open it at 3.14 pm.",
+    "Die alte Brücke über den Fluß wurde 1923 gebaut, und die Stadt hat sie nie repariert.",
+    "Le vieux pont qu’on a construit sur l'eau n'est plus là; aujourd'hui, c'est un chemin.",
+    "El puente viejo sobre el río no está abierto, ¿verdad? ¡Nunca más!",
+    "Старый мост через реку был построен давно, и никто его не чинил.",
+    "古い橋が川の上にあります。人々は毎日そこを渡ります。",
+    "河上的旧桥已经很久没有人走了。",
+    "الجسر القديم فوق النهر لم يُفتح بعدُ.",
+    "강 위의 오래된 다리는 아직 열리지 않았다.",
+    "สะพานเก่าข้ามแม่น้ำยังไม่เปิด",
+    "if (x != 42) { return a_b[i]; }  # ﬁne ½ Ⅷ I\u0307stanbul e\u0301t\u00e9 soft\u00adhyphen",
 )
 
 
@@ -59,8 +66,7 @@ def _texts(world: worlds.World, mark: str) -> list[str]:
 
 
 def _judged(bound: Any, texts: list[str]) -> list[dict[str, Any]]:
-    found = detecting.detect(bound, texts, prompts=[PROMPTS[0], None])
-    return [detecting.all_of(one) for one in found]
+    return [detecting.all_of(one) for one in bound.detect_batch(texts, prompts=[PROMPTS[0], None])]
 
 
 def exported(world: worlds.World) -> dict[str, Any]:
@@ -68,17 +74,17 @@ def exported(world: worlds.World) -> dict[str, Any]:
     found = {}
     for number, mark in enumerate(_EXPORTED):
         bound, folder = world.bind(mark), world.folder / f"detector {number}"
-        detecting.export(bound, folder)
+        Detector(bound).save(folder)
         found[mark] = detecting.stored_facts(folder)
-        if not detecting.needs_its_host(bound):
-            found[mark]["detected"] = _judged(detecting.load(folder), _texts(world, mark))
+        if not bound.needs.host_at_detection:
+            found[mark]["detected"] = _judged(Detector.load(folder).scheme, _texts(world, mark))
     return found
 
 
 def kept(world: worlds.World) -> dict[str, Any]:
     """The detectors in the repository, read by the code of now."""
     texts = {name: _texts(world, mark) for name, mark in KEPT.items()}
-    return {name: _judged(detecting.load(DETECTORS / name), texts[name]) for name in KEPT}
+    return {name: _judged(Detector.load(DETECTORS / name).scheme, texts[name]) for name in KEPT}
 
 
 def keep_detectors(world: worlds.World) -> None:
@@ -86,65 +92,20 @@ def keep_detectors(world: worlds.World) -> None:
     DETECTORS.mkdir(exist_ok=True)
     for name, mark in KEPT.items():
         if not (DETECTORS / name).exists():
-            detecting.export(world.bind(mark), DETECTORS / name)
+            Detector(world.bind(mark)).save(DETECTORS / name)
 
 
-def engines(world: worlds.World) -> dict[str, Any]:
-    """Texts from the processors for llama.cpp and vLLM, on stand-ins for the two."""
-    found = {}
-    for mark in _ENGINES:
-        host, bound = world.host(mark), world.bind(mark)
-        found[mark] = {
-            "llama.cpp": [
-                writing.write_in_llama_cpp(host, bound, prompt, seed=seed, tokens=16)
-                for prompt, seed in zip(PROMPTS[:2], SEEDS, strict=False)
-            ],
-            "vLLM": writing.write_in_vllm(world, mark, PROMPTS, seeds=SEEDS, tokens=16),
-        }
-    return found
-
-
-def evaluate_command(world: worlds.World) -> dict[str, Any]:
-    """A report on files of scores: marked, attacked, unmarked and human texts under three runs."""
-    folder = world.folder / "evaluate"
-    folder.mkdir()
-    files = {}
-    for name, mean, seed in (("marked", 3.0, 0), ("moved", 1.5, 1), ("unmarked", 0.0, 2), ("human", 0.1, 3)):
-        z = np.random.default_rng(seed).normal(mean, 1.0, size=60)
-        files[name] = folder / f"{name}.jsonl"
-        rows = ({"id": i, "z": v, "tokens_scored": 50 + i, "run": i % 3} for i, v in enumerate(z.tolist()))
-        rows = ({**row, "p_value": float(np.exp(-max(row["z"], 0.0)))} for row in rows)
-        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    out = folder / "report"
-    said = commands.command(
-        *("evaluate", "--positives", files["marked"], "--positives", f"moved={files['moved']}"),
-        *("--negatives", files["unmarked"], "--human", files["human"], "--seeds", "run"),
-        *("--out", out, "--json", "-q"),
-    )
+def languages(world: worlds.World) -> dict[str, Any]:
+    """Words in several scripts, and the languages guessed."""
     return {
-        "said": numbers.leaves(json.loads(said)),
-        "results": commands.csv_numbers(out / "results.csv"),
-        "scores": commands.score_columns(out / "scores.jsonl"),
-    }
-
-
-def reproduce_command(world: worlds.World) -> dict[str, Any]:
-    """The main table from prompts to report, on a tiny host: its texts' scores and its tables."""
-    out = world.folder / "reproduced"
-    commands.reproduce(
-        world.folder, out, ["the paper's", "the default", "kgw", "waterpool"], texts=4, tokens=40
-    )
-    return {
-        "scores": commands.score_columns(out / "scores.jsonl"),
-        "evaluation": numbers.leaves(json.loads((out / "evaluation.json").read_text(encoding="utf-8"))),
-        "results": commands.csv_numbers(out / "results.csv"),
+        "words": [[[word.start, word.end, word.form] for word in words(text)] for text in _LANGUAGES],
+        "languages": [guess_language(text) for text in _LANGUAGES],
     }
 
 
 SECTIONS = {
     "detectors exported now": exported,
     "detectors kept in the repository": kept,
-    "engines": engines,
-    "evaluate": evaluate_command,
-    "reproduce": reproduce_command,
+    "keys": lambda world: numbers.key_numbers(),
+    "words and languages": languages,
 }

@@ -13,8 +13,7 @@ SOME = {
         "dew: tokens bias, window raw contexts (the paper)",
     ),
     "baselines": ("baseline: kgw",),
-    "statistics": ("keys", "words and languages", "protocol"),
-    "stored": ("detectors kept in the repository",),
+    "stored": ("detectors kept in the repository", "keys", "words and languages"),
 }
 
 

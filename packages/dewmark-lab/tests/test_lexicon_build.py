@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.contexts import ordinary_texts, register_texts
 from dewmark.encoders.lexicon import Lexicon, lexicon_folder, load_lexicon
 from dewmark.errors import InputError
 from dewmark.text.words import words
@@ -127,13 +126,6 @@ def test_fitting_needs_enough_texts() -> None:
         fit_word_statistics(vectors, languages=["one text"], registers=["another one"])
     with pytest.raises(InputError, match="got 15"):
         fit_word_statistics(vectors, languages=["word"] * 15, registers=["...", "?"])
-
-
-def test_the_package_has_texts_of_many_kinds() -> None:
-    texts = register_texts()
-    assert len(texts) >= 30
-    assert min(len(words(text)) for text in texts) > 80
-    assert len(ordinary_texts()) == 15
 
 
 def test_shipped_statistics_are_read_without_the_encoder() -> None:

@@ -28,8 +28,8 @@ def drawn(scores: torch.Tensor, decodings: list[Decoding], m: int, seeds) -> lis
     return torch.where(sound, winners, -1).tolist()
 
 
-@pytest.mark.parametrize("vocab", [40, 1024, 1031, 5000])
-@pytest.mark.parametrize("m", [1, 7, 32, 64])
+@pytest.mark.parametrize("vocab", [40, 1031, 5000])
+@pytest.mark.parametrize("m", [1, 32, 64])
 def test_the_likeliest_are_those_of_topk(vocab, m) -> None:
     scores = random_logits(vocab=vocab, seed=m)
     scores[0, 20:] = -torch.inf
@@ -45,14 +45,11 @@ def test_the_likeliest_are_those_of_topk(vocab, m) -> None:
 @pytest.mark.parametrize(
     "decoding",
     [
-        Decoding(top_k=1),
         Decoding(top_k=20, temperature=0.7),
         Decoding(top_p=0.8, temperature=0.5),
         Decoding(min_p=0.05),
         Decoding(top_k=25, top_p=0.9, min_p=0.01, temperature=1.3),
         Decoding(),
-        Decoding(temperature=2.0, top_p=0.99),
-        Decoding(top_k=300),
     ],
 )
 def test_the_choice_is_that_of_the_race_over_the_whole_vocabulary(decoding) -> None:

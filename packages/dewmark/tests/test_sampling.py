@@ -128,13 +128,6 @@ def test_rounding_of_logits_hardly_ever_changes_the_winner():
     assert changed <= 3  # inverting the cumulative distribution changes about 40 of these 400
 
 
-def test_greedy_takes_the_likeliest():
-    scores = random_logits()
-    ids, fine = drawn(scores, Decoding(temperature=0.0))
-    assert torch.equal(ids, scores.argmax(-1))
-    assert fine.all()
-
-
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_logits_are_flagged_in_their_row_only(settings, value):

@@ -180,13 +180,6 @@ def test_a_named_host_is_loaded_once_and_on_demand(asking, folder, tmp_path, mon
     assert not torch.equal(logits, others)
 
 
-def test_a_model_in_memory_is_its_own_host(asking):
-    model, tokenizer = tiny_model(128)
-    scheme = dewmark.load_scheme(dewmark.Key(bytes(32)), host=model, tokenizer=tokenizer, scheme="asking")
-    assert scheme.open_host(None).model is model
-    assert scheme.open_host(None) is scheme.open_host(None)
-
-
 def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "model")
     scheme = dewmark.load_scheme(dewmark.Key(bytes(32)), host=str(folder), scheme="asking")
@@ -200,16 +193,6 @@ def test_a_saved_detector_loads_its_host(asking, folder, tmp_path):
     tokenizer.save_pretrained(folder)
     with pytest.raises(VocabularyError, match="another tokenizer"):
         dewmark.Detector.load(tmp_path / "detector").scheme.open_host(None)
-
-
-def test_a_transformers_model_in_memory_marks_and_detects() -> None:
-    model, tokenizer = tiny_model(400)
-    watermark = dewmark.Watermark(
-        dewmark.Key(SECRET), host=model, tokenizer=tokenizer, scheme="kgw", settings={"delta": 4.0}
-    )
-    assert watermark.host.model is model
-    assert watermark.scheme.scheme.delta == 4.0
-    assert watermark.detect(long_text(watermark)).is_marked
 
 
 def test_keyword_options_override_the_decoding_object(watermark) -> None:

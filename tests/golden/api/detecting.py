@@ -13,29 +13,13 @@ from tests.golden.api.worlds import MARKS, Json, World, secret
 
 from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
-from dewmark.detector import Detector
 from dewmark.errors import ConfigError
 from dewmark.opening import identified
-from dewmark.passages import locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.types import Detection
-
-TESTS = {"key": "key", "simulated keys": "monte-carlo", "the paper's normal": "gaussian", "beta": "beta"}
-"""DEW's tests by our names."""
-
-
-def detect(
-    bound: BoundScheme,
-    texts: Sequence[str],
-    *,
-    prompts: Sequence[str | None] | None = None,
-    test: str | None = None,
-) -> list[Detection]:
-    """Detections of one batch; ``test`` by our name."""
-    return bound.detect_batch(list(texts), prompts=prompts, test=None if test is None else TESTS[test])
 
 
 def numbers_of(found: Detection) -> dict[str, Json]:
@@ -63,21 +47,6 @@ def tokens_of(found: Detection) -> dict[str, Json]:
 def all_of(found: Detection) -> dict[str, Json]:
     """A detection with its tokens."""
     return {**numbers_of(found), **tokens_of(found)}
-
-
-def own_tests(bound: BoundScheme) -> list[str]:
-    """The names of a scheme's tests, as the library has them."""
-    return list(bound.tests)
-
-
-def is_simulation(test: str) -> bool:
-    """Whether a test of a scheme scores texts under simulated keys."""
-    return test == TESTS["simulated keys"]
-
-
-def detect_by(bound: BoundScheme, text: str, test: str) -> dict[str, Json]:
-    """One text under one of the scheme's own tests."""
-    return numbers_of(bound.detect(text, test=test))
 
 
 def many_keys(world: World, mark: str, texts: Sequence[str], keys: Sequence[int]) -> list[dict[str, Json]]:
@@ -121,42 +90,6 @@ def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json
         }
         for one in found
     ]
-
-
-def passages(bound: BoundScheme, text: str) -> dict[str, Json]:
-    """The marked passages of a mixed text."""
-    found = locate(text, bound)
-    return {
-        "share": found.share,
-        "passages": [
-            {
-                "from": one.start,
-                "to": one.end,
-                "z": one.z,
-                "p": one.p_value,
-                "p alone": one.p_alone,
-                "effective length": one.effective_length,
-                "tokens": one.tokens,
-                "share": one.share,
-            }
-            for one in found.passages
-        ],
-    }
-
-
-def export(bound: BoundScheme, folder: Path) -> None:
-    """Write a detector into a new folder."""
-    Detector(bound).save(folder)
-
-
-def load(folder: Path) -> BoundScheme:
-    """Open an exported detector."""
-    return Detector.load(folder).scheme
-
-
-def needs_its_host(bound: BoundScheme) -> bool:
-    """Whether a stored detector must find its host again, which a tiny one in memory cannot be."""
-    return bound.needs.host_at_detection
 
 
 def stored_facts(folder: Path) -> dict[str, Json]:

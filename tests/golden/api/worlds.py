@@ -1,4 +1,4 @@
-"""The marks in plain words, and what they are bound to: tiny hosts and artifacts, or SmolLM2."""
+"""The marks in plain words, and what they are bound to: tiny hosts and artifacts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tests.fakes import BagEncoder, tiny_lexicon
 from tests.tiny_artifacts import make_all
 
 from dewmark.core.keys import Key
-from dewmark.hosts import load_host
 from dewmark.hosts.fake import FakeHost
-from dewmark.opening import load_scheme
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
@@ -85,19 +83,6 @@ BASELINES: dict[str, tuple[str, Settings]] = {
 
 MARKS: dict[str, tuple[str, Settings]] = DEW | BASELINES
 
-# Those that are also written by SmolLM2.
-REAL: dict[str, tuple[str, Settings]] = {
-    name: MARKS[name]
-    for name in (
-        "lexicon (the default)",
-        "tokens bias, composed white contexts",
-        "tokens bias, window raw contexts (the paper)",
-        "kgw",
-        "synthid",
-        "exp",
-    )
-}
-
 
 def secret(number: int) -> bytes:
     """The 32 bytes of one of the record's keys."""
@@ -158,15 +143,3 @@ def world(folder: Path) -> Iterator[World]:
         mock.patch.dict("os.environ", {"DEWMARK_CACHE": str(folder / "cache")}),
     ):
         yield made
-
-
-@functools.cache
-def real_host() -> Any:
-    """SmolLM2-135M, fetched on first use."""
-    return load_host("smollm2-135m", device="cpu", dtype="float32")
-
-
-def bind_real(mark: str, key: int = 0) -> BoundScheme:
-    """A mark on the real host."""
-    scheme, settings = REAL[mark]
-    return load_scheme(Key(secret(key)), host="smollm2-135m", scheme=scheme, settings=dict(settings))

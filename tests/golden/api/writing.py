@@ -1,31 +1,15 @@
-"""Every way a text can be written: hosts, rows of engines, transformers, llama.cpp, vLLM; and attacks."""
+"""The two ways in which schemes mark texts: the session of a host, and the rows of engines."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import random
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from tests.golden.api.worlds import CPU, MARKS, VOCABULARY, Json, World, secret
-from tests.hosts.test_llamacpp import StandIn
-from tests.hosts.vllm_stub import (
-    BatchUpdate,
-    MoveDirectionality,
-    SamplingParams,
-    engine_config,
-    processor_module,
-)
+from tests.golden.api.worlds import CPU, VOCABULARY, Json
 
-from dewmark.attack import load_attack
-from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
 from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
-from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.sampling import RandomStreams, race, warp
 from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import open_rows
@@ -129,107 +113,6 @@ def marked_logits(
             )
             padded[:, start + step] = torch.tensor([50 + step + 7 * row for row in range(len(ids))])
     return found
-
-
-def write_by_transformers(
-    host: Any, bound: BoundScheme, prompts: Sequence[str], *, seeds: Sequence[int], tokens: int, way: str
-) -> list[list[int]]:
-    """Ids from the model's own ``generate``: by a logits ``processor``, or by its watermarking ``config``."""
-    ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
-    padded, mask = pad_left(ids, fill_id=0, device=CPU)
-    more: dict[str, Any]
-    if way == "processor":
-        more = {
-            "logits_processor": [
-                bound.processor(
-                    padded, mask, seeds=list(seeds), decoding=Decoding(temperature=0.9, top_k=150)
-                )
-            ]
-        }
-    else:
-        more = {"watermarking_config": WatermarkingConfig(bound), "temperature": 0.9, "top_k": 150}
-    with mock.patch("secrets.randbits", random.Random(0).getrandbits), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        out = host.model.generate(
-            input_ids=padded,
-            attention_mask=mask,
-            do_sample=True,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            pad_token_id=0,
-            **more,
-        )
-    return out[:, padded.shape[1] :].tolist()
-
-
-def likelihoods(host: Any, prompts: Sequence[str], texts: Sequence[str]) -> list[Json]:
-    """Sum of log-probabilities and number of tokens of each completion."""
-    return [[total, count] for total, count in host.log_likelihood(list(prompts), list(texts))]
-
-
-def attacked(name: str, texts: Sequence[str], seeds: Sequence[int], **settings: object) -> list[str]:
-    """Texts after an attack that needs no model."""
-    return load_attack(name, **settings).apply(list(texts), seeds=list(seeds))
-
-
-def write_in_llama_cpp(host: Any, bound: BoundScheme, prompt: str, *, seed: int, tokens: int) -> list[int]:
-    """Ids from the processor for llama.cpp, on a stand-in that calls it as llama-cpp-python does."""
-    llama = StandIn(host)
-    mark = LlamaCppProcessor(bound, llama, seed=seed, decoding=Decoding(temperature=0.9, top_k=150))
-    return llama.write(prompt, tokens, mark, greedy=bound.needs.final_distribution, seed=seed)
-
-
-def write_in_vllm(
-    world: World, mark: str, prompts: Sequence[str], *, seeds: Sequence[int], tokens: int
-) -> list[list[int]]:
-    """Ids from the processor for vLLM: requests come one after the other, two change places, one leaves."""
-    import pytest
-
-    scheme, settings = MARKS[mark]
-    host, patch, folder = world.host(mark), pytest.MonkeyPatch(), world.folder / "vllm"
-    folder.mkdir(exist_ok=True)
-    try:
-        module = processor_module(patch)
-        patch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
-        with contextlib.suppress(FileExistsError, OSError):
-            Key(secret(0)).save(folder / "the.key")
-        listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-        (folder / "dewmark.toml").write_text(
-            f'scheme = "{scheme}"\ndefault_key = "the"\nsettings = {{ {listed} }}\n[keys]\nthe = "the.key"\n',
-            encoding="utf-8",
-        )
-        patch.setenv("DEWMARK_VLLM_CONFIG", str(folder / "dewmark.toml"))
-        module.config_from_environment.__globals__["_load"].cache_clear()
-        processor = module.DewLogitsProcessor(engine_config("tiny", VOCABULARY), CPU, False)
-        return _served(processor, host, prompts, seeds, tokens)
-    finally:
-        patch.undo()
-
-
-def _served(
-    processor: Any, host: Any, prompts: Sequence[str], seeds: Sequence[int], tokens: int
-) -> list[list[int]]:
-    ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
-    written: list[list[int]] = [[] for _ in ids]
-    slots: list[int] = []
-    for step in range(tokens + len(ids)):
-        added, moved, removed = [], [], []
-        if step < len(ids):
-            params = SamplingParams(temperature=0.9, top_k=150, seed=seeds[step])
-            added = [(len(slots), params, ids[step], written[step])]
-            slots.append(step)
-        elif step == len(ids) + 3:
-            moved = [(0, 1, MoveDirectionality.SWAP)]
-            slots[0], slots[1] = slots[1], slots[0]
-        elif step == tokens - 2:
-            removed = [len(slots) - 1]
-            slots.pop()
-        changed = added or moved or removed
-        processor.update_state(BatchUpdate(len(slots), removed, added, moved) if changed else None)
-        logits = torch.cat([_seeded_logits([*ids[i], *written[i]]) for i in slots])
-        for i, row in zip(slots, processor.apply(logits), strict=True):
-            written[i].append(int(row.argmax()))
-    return written
 
 
 def _seeded_logits(ids: Sequence[int]) -> torch.Tensor:

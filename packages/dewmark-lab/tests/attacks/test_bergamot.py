@@ -87,13 +87,6 @@ class TestNetwork:
 
 
 class TestTexts:
-    def test_text_is_independent_of_the_batch(self, translator: BergamotTranslator):
-        rng = random.Random(4)
-        texts = ["".join(rng.choices(LETTERS + "    . ! \n", k=rng.randrange(3, 100))) for _ in range(10)]
-        made = translator.translate(texts, on_progress=silent)
-        assert [translator.translate([text], on_progress=silent)[0] for text in texts] == made
-        assert made != texts
-
     def test_lines_and_spaces_are_kept(self, translator: BergamotTranslator, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(translator, "translate_sentences", lambda given, _: [f"<{s}>" for s in given])
         text = "  One. Two!  Dr. A three\n\n\t12 34 ...\r\n* * *\n1. Four "
@@ -118,12 +111,6 @@ class TestTexts:
     def test_empty_translation_keeps_the_sentence(self, translator: BergamotTranslator, monkeypatch):
         monkeypatch.setattr(translator, "_network", _Empty())
         assert translator.translate(["the house. the city."], on_progress=silent) == ["the house. the city."]
-
-    def test_progress_ends_with_all_sentences(self, translator: BergamotTranslator):
-        told: list[tuple[int, int]] = []
-        translator.translate(["the house. the city. the house."], on_progress=lambda *of: told.append(of))
-        assert told == sorted(told)
-        assert told[-1] == (2, 2)  # the same sentence is translated once
 
 
 class _Empty:

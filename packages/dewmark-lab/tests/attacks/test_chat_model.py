@@ -32,14 +32,6 @@ class TestPrompts:
         assert system["content"].endswith("with no additional explanations or commentary.")
         assert sent[TEXTS[3]]["seed"] == 4
 
-    def test_translation_names_both_languages(self, tmp_path: Path):
-        with serving(shouting) as server:
-            attack = LlmTranslate(base_url=server.url, model="m", target="fr", answers=str(tmp_path))
-            attack.apply(TEXTS[:1], seeds=SEEDS[:1])
-        system = server.bodies[0]["messages"][0]["content"]
-        assert system.startswith("Translate the given text from English to French while preserving")
-        assert attack.language == "fr"
-
     def test_unknown_and_equal_languages_are_rejected(self):
         with pytest.raises(ConfigError, match="'german' is the code of no known language"):
             LlmTranslate(target="german")
@@ -64,17 +56,6 @@ class TestIdentity:
         assert KEY not in str(first.identity()) + repr(first)
         same = Paraphrase(base_url=url, model="m", temperature=0.7, concurrency=1, retries=1)
         assert same.identity() == first.identity()
-
-    def test_languages_and_prompts_are_part_of_the_identity(self):
-        url = "https://api.example.org/v1"
-        made = [LlmTranslate(base_url=url, model="m", target=code).identity() for code in ("de", "fr")]
-        made.append(Paraphrase(base_url=url, model="m").identity())
-        assert len({str(sorted(identity.items(), key=str)) for identity in made}) == 3
-
-    def test_endpoint_is_required(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-        with pytest.raises(ConfigError, match="no chat model given"):
-            Paraphrase().apply(["text"], seeds=[0])
 
 
 class TestRuns:

@@ -116,27 +116,11 @@ def test_run_options_do_not_change_identity_or_output(settings, attack: Attack):
     assert other.apply(TEXTS, seeds=SEEDS) == attack.apply(TEXTS, seeds=SEEDS)
 
 
-def test_summary_label_and_language(attack: Attack):
-    assert attack.summary
-    assert attack.label.startswith(attack.name)
-    assert attack.language.isalpha()
-    assert len(attack.language) == 2
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        attack.name_ = "other"  # type: ignore[attr-defined]
-
-
 def test_unknown_settings_are_rejected(settings):
     name, given = settings
     with pytest.raises(UnknownNameError, match=f"unknown setting of {name} 'colour'") as told:
         load_attack(name, **given, colour="red")
     assert "\n" not in str(told.value)
-
-
-def test_labels_distinguish_methods(places, tmp_path, monkeypatch):
-    fake_neural(monkeypatch)
-    cases = {case: {k: str(v).format(**places) for k, v in given.items()} for case, given in CASES.items()}
-    wanted = [case for case in CASES if case.split()[0] in ("synonym", "translate", "round-trip")]
-    assert len({load_attack(case.split()[0], **cases[case]).label for case in wanted}) == len(wanted)
 
 
 def test_unknown_names_are_rejected():

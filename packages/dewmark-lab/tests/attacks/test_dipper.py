@@ -89,14 +89,6 @@ class TestRewriting:
         assert seen[2] == (f"{head} {begun} <sent> {second} </sent>", 7, 6)
         assert made[0].startswith(begun)
 
-    def test_text_depends_on_its_seed_and_not_on_its_batch(self, attack: Dipper, folder: Path):
-        texts = [TEXT, "The sun is new.", "The old house. The hill. The sea. The town.", TEXT]
-        made = attack.apply(texts, seeds=[1, 2, 3, 4])
-        alone = Dipper(model=str(folder), tokenizer=None, max_new_tokens=6, device="cpu", batch_size=1)
-        assert alone.apply(texts, seeds=[1, 2, 3, 4]) == made
-        assert made[0] != made[3]
-        assert all(made)
-
 
 class TestSeq2Seq:
     def test_greedy_decoding_agrees_with_transformers(self, attack: Dipper):
@@ -115,16 +107,6 @@ class TestSeq2Seq:
         steps = (0, 6, 0)
         made = [model.write(["the sea"], seeds=[3], decoding=DECODING, first_step=step) for step in steps]
         assert made[0] == made[2] != made[1]
-
-    def test_identity_follows_the_files(self, attack: Dipper):
-        identity = attack.identity()
-        assert identity["tokenizer"] is None
-        assert "@" in str(identity["model"])
-        assert {"device", "batch_size", "dtype"}.isdisjoint(identity)
-
-    def test_missing_models_are_reported(self, tmp_path: Path):
-        with pytest.raises(ModelError, match="there is no model"):
-            Dipper(model=str(tmp_path / "none")).apply(["text"], seeds=[0])
 
     def test_other_kinds_of_models_are_rejected(self, tmp_path: Path):
         from dewmark.hosts.fake import FakeHost

@@ -93,14 +93,6 @@ class TestCopyPaste:
         assert len(made) == 100  # repeated as often as needed
         assert set(made) - {word for word in made if word.startswith("own")} == {"human", "words", "only"}
 
-    def test_human_texts_count_by_content(self, human, tmp_path):
-        copy = tmp_path / "copy.jsonl"
-        copy.write_bytes(human.read_bytes())
-        first, second = (load_attack("copy-paste", human=str(path)).identity() for path in (human, copy))
-        assert first == second
-        copy.write_bytes(human.read_bytes() * 2)
-        assert load_attack("copy-paste", human=str(copy)).identity() != first
-
     def test_invalid_settings_and_files_are_rejected(self, tmp_path):
         with pytest.raises(ConfigError, match="set human=FILE.jsonl"):
             load_attack("copy-paste")

@@ -54,22 +54,6 @@ class TestNeural:
         assert load_attack("translate").apply(["a b c"], seeds=[0]) == ["enpt c b a"]
         assert load_attack("round-trip").apply(["a b c"], seeds=[0]) == ["pten a b c enpt"]
 
-    def test_french(self, monkeypatch: pytest.MonkeyPatch):
-        fake_neural(monkeypatch)
-        translate, back = load_attack("translate", target="fr"), load_attack("round-trip", target="fr")
-        assert translate.apply(["a b c"], seeds=[0]) == ["enfr c b a"]
-        assert (translate.label, back.label) == ("translate-neural-fr", "round-trip-neural-fr")
-        assert (translate.language, back.language) == ("fr", "en")
-
-    def test_all_texts_go_in_one_call(self, monkeypatch: pytest.MonkeyPatch):
-        fake_neural(monkeypatch)
-        told: list[tuple[str, int, int]] = []
-        attack = load_attack("translate", device="cpu")
-        attack.apply(["a"] * 40, seeds=range(40), progress=lambda *of: told.append(of))
-        assert told == [("translating into pt, sentences", 40, 40)]
-        assert attack.at_once > 100
-        assert attack.identity() == load_attack("translate").identity()
-
     def test_packaged_translator(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         models = tmp_path / PACKAGED["bergamot-pt"].entry
         tiny_bergamot(models / "enpt-1")

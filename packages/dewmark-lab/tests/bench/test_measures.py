@@ -40,13 +40,6 @@ def test_the_interval_of_a_median_ratio_covers_it_with_95_percent() -> None:
     assert time_tasks("x", tasks, baseline="base", repeats=5)[1].interval is None
 
 
-def test_no_task_is_always_first() -> None:
-    order: list[tuple[int, str]] = []
-    tasks = {name: lambda number, name=name: order.append((number, name)) or 1.0 for name in "abc"}
-    time_tasks("x", tasks, baseline="a", repeats=2)
-    assert "".join(name for _, name in order) == "abcbcacab"
-
-
 def test_rows_are_those_of_the_recipes_with_changes() -> None:
     assert configuration("kgw:gamma=0.1,delta=3").to_dict()["gamma"] == 0.1
     assert configuration("dew-default").name == "dew"

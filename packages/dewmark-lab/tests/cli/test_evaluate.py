@@ -84,12 +84,6 @@ def test_runs_give_each_other_thresholds(run, marked, unmarked):
     assert len(cell["against"][0]["at"][0]["thresholds"]) == 3
 
 
-def test_another_field(run, marked, unmarked):
-    result = run("evaluate", "--positives", marked, "--negatives", unmarked, "--field", "score", "--json")
-    (cell,) = json.loads(result.out)["cells"]
-    assert cell["against"][0]["auroc"]["mean"] < 0.1  # the opposite of z
-
-
 def test_texts_are_scored_with_a_key(run, host, numbers, key_file, tmp_path):
     marked = write_texts(tmp_path / "a.jsonl", z_values(3.0, 0))
     unmarked = write_texts(tmp_path / "b.jsonl", z_values(0.0, 1))

@@ -79,12 +79,6 @@ def test_rows_are_matched_by_id_where_all_have_one(retention, files, tmp_path):
     assert matched["kept"]["value"] == pytest.approx(ordered["kept"]["value"], rel=1e-4)
 
 
-def test_plain_output(retention, files):
-    calm = retention(*files)
-    assert calm.out.startswith("12 pairs: rewrites keep 0.")
-    assert "which should be near 0" in calm.out
-
-
 def test_an_empty_text_is_skipped(retention, files, tmp_path):
     lines = [json.loads(line) for line in files[1].read_text().splitlines()]
     lines[3]["response"] = ""

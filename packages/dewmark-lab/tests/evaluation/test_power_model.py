@@ -74,12 +74,6 @@ def test_share_found_agrees_with_simulation(length, fpr):
     assert Strength(0.3, 0.1, 100).found(length, fpr=fpr) == pytest.approx(share, abs=0.01)
 
 
-def test_a_small_sample_promises_less_where_texts_are_long():
-    wide = measure_strength(*marked_texts(6, mean=0.3, spread=0.0, seed=3))
-    narrow = measure_strength(*marked_texts(5_000, mean=0.3, spread=0.0, seed=3))
-    assert wide.spread > narrow.spread
-
-
 def test_nothing_is_found_without_evidence():
     assert Strength(0.3, 0.1, 100).found(0.0, fpr=0.01) == pytest.approx(0.01)
     with pytest.raises(InputError, match="4 marked texts, got 1"):

@@ -123,28 +123,12 @@ class TestJudging:
 
         assert score(choose, number=2000) == pytest.approx(0.4, abs=4 * 0.0145)
 
-    def test_rows(self):
-        rows = judge_pairs(Judge(lambda first, second: "dunno"), pairs(2), scheme="kgw")
-        assert rows[1] == {
-            "scheme": "kgw",
-            "seed": 0,
-            "id": "1",
-            "outcome": 0,
-            "unreadable": 2,
-            "by_place": False,
-        }
-
     def test_the_estimate_counts_both_orders(self):
         settings = ChatSettings(model="m")
         estimate = judge_estimate(settings, pairs(10))
         assert (estimate.requests, estimate.tokens_out) == (20, 20)
         query = sum(len(message["content"]) for message in judge_conversations(pairs(1)[0])[0])
         assert estimate.tokens_in == pytest.approx(20 * (query / 4 + 2 * 4), rel=0.01)
-
-    def test_progress_counts_questions(self):
-        told = []
-        judge_pairs(Judge(longer), pairs(3), scheme="dew", progress=lambda *step: told.append(step))
-        assert told[-1] == ("judging dew", 6, 6)
 
 
 class TestQuery:

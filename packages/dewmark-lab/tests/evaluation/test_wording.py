@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dewmark.text.words import distinct, repetition
 from dewmark_lab.evaluation.quality import content_words, unlisted, wording, wording_differences
-
-
-def test_distinct_and_repetition_count_n_grams():
-    text = "a b c d a b c d"
-    assert distinct(text, 1) == 4 / 8
-    assert distinct(text, 2) == 4 / 7  # ab bc cd da
-    assert distinct(text, 3) == 4 / 6
-    assert repetition(text) == pytest.approx(1 / 5)  # abcd twice among five 4-grams
-    assert (distinct("", 1), distinct("one two", 3), repetition("one two")) == (1.0, 1.0, 0.0)
 
 
 def test_frequent_words_and_numbers_are_no_content():

@@ -43,7 +43,7 @@ def test_batches_depend_only_on_the_order_of_rows(rows):
     assert [row["i"] for row in rows.read(8)] == list(range(8))
 
 
-@pytest.mark.parametrize("cut", range(1, 40, 3))
+@pytest.mark.parametrize("cut", [1, 12, 25, 39])
 def test_a_file_cut_at_any_byte_grows_to_the_same_bytes(rows, cut):
     fill(rows, 6, 2)
     whole = rows.path.read_bytes()

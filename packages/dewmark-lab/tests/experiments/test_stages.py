@@ -118,17 +118,6 @@ def test_tables_share_texts_through_the_work_folder(finished, tiny_folder, tmp_p
     assert (len(texts), len(attacked)) == (2, 2)  # unigram's two seeds
 
 
-def test_more_texts_extend_the_files(tiny_folder, tmp_path):
-    few, many = tmp_path / "few", tmp_path / "many"
-    stage = ["--stages", "generate"]
-    assert main([*command(tiny_folder, few, *stage), "--texts", "2"]) == 0
-    first = {name: data for name, data in tree(few).items() if name.endswith("rows.jsonl")}
-    assert main(command(tiny_folder, few, *stage)) == 0
-    assert main(command(tiny_folder, many, *stage)) == 0
-    assert tree(few) == tree(many)
-    assert all(tree(few)[name].startswith(data) for name, data in first.items())
-
-
 def test_stages_can_run_separately(finished, tiny_folder, tmp_path):
     out = tmp_path / "out"
     assert main(command(tiny_folder, out, "--stages", "generate,attack")) == 0

@@ -223,18 +223,6 @@ class TestSettings:
         }
         assert KEY not in file.read_text() + repr(settings) + str(chat.identity())
 
-    def test_a_killed_run_over_http_loses_no_answer(self, tmp_path: Path):
-        def script(body, n):
-            return Reply(status=400) if body["messages"][0]["content"] == "d" else echo(body, n)
-
-        with serving(script) as server:
-            settings = ChatSettings(base_url=server.url, model="m", concurrency=1, answers=str(tmp_path))
-            with pytest.raises(ModelError):
-                settings.open().complete(said(*"abcdef"), seeds=[0] * 6, max_new_tokens=5)
-            missing = settings.open().missing(said(*"abcdef"), seeds=[0] * 6, max_new_tokens=5)
-        assert set(missing) >= {3}
-        assert {0, 1, 2}.isdisjoint(missing)
-
     def test_sigkill_loses_at_most_the_running_request(self, tmp_path: Path):
         with serving(lambda body, n: Reply(echo(body, n).content, delay=0.1)) as server:
             texts = [f"text {i}" for i in range(6)]
@@ -256,14 +244,6 @@ class TestSettings:
         assert answers == [text.upper() for text in texts]
         assert before >= 4
         assert len(server.bodies) <= 6 + 1  # the one that was on its way
-
-    def test_answers_go_to_the_cache_folder_by_default(self, tmp_path: Path, monkeypatch):
-        monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path / "cache"))
-        with serving() as server:
-            ChatSettings(base_url=server.url, model="m").open().complete(
-                said("x"), seeds=[0], max_new_tokens=5
-            )
-        assert len(list((tmp_path / "cache" / "answers").rglob("*.json"))) == 1
 
     def test_a_model_must_be_given(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

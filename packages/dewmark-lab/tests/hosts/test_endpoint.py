@@ -61,12 +61,6 @@ class TestRequests:
         assert "authorization" not in server.headers[0]
         assert set(server.bodies[0]) == {"model", "messages", "max_completion_tokens"}
 
-    def test_seeds_fit_into_32_bits(self):
-        with serving() as server:
-            chat = EndpointChat(server.url, "m", **QUICK)
-            chat.complete(said("x"), seeds=[2**62 + 5], max_new_tokens=9)
-        assert server.bodies[0]["seed"] == 5
-
     def test_concurrency_is_a_limit(self):
         with serving(lambda body, n: Reply(delay=0.05)) as server:
             ask(EndpointChat(server.url, "m", concurrency=2, **QUICK), *"abcdef")
@@ -117,12 +111,6 @@ class TestRetries:
             ask(EndpointChat(server.url, "m", retries=2, **QUICK), "x")
         assert len(server.bodies) == 3
 
-    def test_no_server_at_all(self):
-        with serving() as server:
-            url = server.url
-        with pytest.raises(ModelError, match="no connection"):
-            ask(EndpointChat(url, "m", retries=1, **QUICK), "x")
-
     def test_answers_that_arrived_are_delivered_before_the_error(self):
         def script(body, n):
             bad = body["messages"][1]["content"] == "bad"
@@ -137,7 +125,7 @@ class TestRetries:
 
 
 class TestRejections:
-    @pytest.mark.parametrize("status", [400, 404, 422])
+    @pytest.mark.parametrize("status", [400, 422])
     def test_a_bad_request_is_not_retried(self, status):
         failing = pytest.raises(ModelError, match=f"status {status}")
         with serving(lambda body, n: Reply(status=status)) as server, failing:

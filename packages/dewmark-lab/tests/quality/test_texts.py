@@ -13,7 +13,6 @@ from dewmark_lab.quality.texts import (
     identical_pairs,
     loops,
     self_bleu,
-    text_measures,
 )
 
 
@@ -77,18 +76,3 @@ def test_identical_pairs_are_a_share_of_all_pairs():
     assert identical_pairs(["a", "a ", "b", "b", "b"]) == pytest.approx((1 + 3) / 10)
     assert identical_pairs(["a", "A"]) == 0.0
     assert identical_pairs(["a"]) is None
-
-
-def test_the_measures_of_a_text_in_one_call():
-    found = text_measures("Run run river", tokens=4, listed={"run"})
-    assert found == {
-        "words_per_token": 0.75,
-        "unlisted": pytest.approx(1 / 3),
-        "doubled": pytest.approx(100 / 3),
-        "distinct": pytest.approx(2 / 3),
-        "repeated": 0.0,
-        "loops": 0.0,
-    }
-    nothing = text_measures("", tokens=0)
-    assert nothing.pop("loops") == 0.0
-    assert set(nothing.values()) == {None}

@@ -9,7 +9,7 @@ import yaml
 
 from dewmark.registry import SCHEMES
 from dewmark_lab.evaluation.results import NEGATIVES
-from dewmark_lab.reports.paper import PaperColumn, PaperTable, measure_column, paper_table, paper_tables
+from dewmark_lab.reports.paper import PaperColumn, PaperTable, measure_column, paper_table
 
 NAMES = [
     "main", "efficiency", "ablation", "encoders", "cross-host", "human-negatives", "lexical", "dipper",
@@ -21,11 +21,6 @@ def table(name: str) -> PaperTable:
     found = paper_table(name)
     assert found is not None
     return found
-
-
-def test_all_result_tables_are_present() -> None:
-    assert list(paper_tables()) == NAMES
-    assert paper_table("no such recipe") is None
 
 
 @pytest.mark.parametrize("name", NAMES)

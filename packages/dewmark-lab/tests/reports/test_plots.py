@@ -13,12 +13,9 @@ from dewmark_lab.metrics import Spread, threshold_at
 from dewmark_lab.reports.plots import (
     at_a_glance,
     by_length,
-    curve,
     families,
-    panels,
     robustness_against_perplexity,
     roc_curves,
-    small_png,
 )
 from dewmark_lab.reports.run_results import QualityFigures
 
@@ -126,25 +123,6 @@ def test_a_line_joins_the_strengths_of_one_scheme() -> None:
     assert list(joined.get_ydata()) == pytest.approx(expected)
     assert [text.get_text() for text in panel.texts] == ["2.0", "2.5"]
     assert robustness_against_perplexity(FOUND, {}) is None
-
-
-def test_no_two_of_24_curves_look_alike() -> None:
-    looks = {tuple(map(str, curve(number).values())) for number in range(24)}
-    assert len(looks) == 24
-
-
-@pytest.mark.parametrize(("number", "shape"), [(1, (1, 1)), (5, (1, 5)), (6, (2, 3)), (13, (3, 5))])
-def test_panels_fill_their_rows(number: int, shape: tuple[int, int]) -> None:
-    figure, drawn = panels(number, width=1.0, height=1.0)
-    assert len(drawn) == number
-    assert sum(axes.get_visible() for axes in figure.axes) == number
-    assert len(figure.axes) == shape[0] * shape[1]
-
-
-def test_pictures_are_small() -> None:
-    picture = small_png(at_a_glance(FOUND))
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) < 60_000
 
 
 def test_families_by_label() -> None:

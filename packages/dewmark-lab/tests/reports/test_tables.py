@@ -39,7 +39,3 @@ def test_markdown() -> None:
     assert lines[4] == "| DEW (λ = 2.0) | **0.986** ±0.008 | 0.020! [0.010, 0.040] | – | **+0.100** |"
     assert lines[5].startswith("| K\\|G_W & <co> | ")
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines[2:7])
-
-
-def test_a_table_without_rows() -> None:
-    assert "Watermark" in to_markdown(Table("Empty", (Column("TPR@1%"),), ()))

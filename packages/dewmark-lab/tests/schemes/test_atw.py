@@ -22,7 +22,6 @@ from dewmark_lab.schemes.learned.atw import (
     SemanticMap,
     balanced,
     penalized,
-    prefix_vectors,
 )
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS, context_rows, exact_tail
 
@@ -108,14 +107,6 @@ def test_green_half_depends_on_meaning_and_key() -> None:
     assert not torch.equal(shift_of(bound(1), text, logits), reference)
     opening = shift_of(bound(), text[:3], logits)
     torch.testing.assert_close(shift_of(bound(), [77, 78], logits), opening)  # whatever was written
-
-
-def test_prefixes_are_unit_sums_of_their_tokens() -> None:
-    table, ids = SEMANTICS.table, [5, 6, 7, 400, 8, 9]  # 400 is not in this vocabulary
-    found = prefix_vectors(table, ids, [0, 3, 6])
-    expected = table[[5, 6, 7, 8, 9]].astype(np.float64).sum(axis=0)
-    assert not found[0].any()
-    np.testing.assert_allclose(found[2], expected / np.linalg.norm(expected), rtol=1e-5)
 
 
 def test_detection_counts_uncertain_positions_and_the_opening() -> None:

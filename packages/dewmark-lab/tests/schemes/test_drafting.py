@@ -10,11 +10,9 @@ import transformers
 from tests.hosts.test_architectures import CONFIGS
 
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError
-from dewmark.hosts.base import Host
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
-from dewmark_lab.schemes.sentence.drafting import CachedRows, DraftJudge, draft_seed
+from dewmark_lab.schemes.sentence.drafting import CachedRows, DraftJudge
 
 PROMPTS = [" the old bridge", " water", " people of the city were there when"]
 
@@ -119,22 +117,6 @@ def test_cached_rows_equal_a_fresh_pass(name) -> None:
                 texts = [[*text, token] for text, token in zip(texts, tokens, strict=True)]
                 ids, mask = pad_left(texts, fill_id=0, device=torch.device("cpu"))
                 assert torch.allclose(cached.extend(tokens), CachedForward(model, mask)(ids), atol=1e-4)
-
-
-def test_seeds_of_drafts_differ() -> None:
-    seeds = {
-        draft_seed(row, sentence, draft) for row in range(5) for sentence in range(5) for draft in range(20)
-    }
-    assert len(seeds) == 500
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_a_host_without_drafts_says_so(host) -> None:
-    class Plain(FakeHost):
-        complete_drafts = Host.complete_drafts
-
-    with pytest.raises(ConfigError, match="writes no drafts"):
-        write(Plain(64), Even())
 
 
 def test_no_text_waits_for_another(host) -> None:

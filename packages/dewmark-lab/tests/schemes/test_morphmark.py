@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import KNOWN, SPECIAL, VOCAB, bind
 
-from dewmark_lab.schemes.green.morphmark import BoundMorphMark, MorphMark
+from dewmark_lab.schemes.green.morphmark import BoundMorphMark
 
 OTHER = [*SPECIAL, *range(KNOWN, VOCAB)]
 FORMS = {
@@ -64,8 +64,3 @@ def test_row_without_green_or_red_tokens_survives() -> None:
         for p0 in (0.0, 0.15):
             before, after, _ = morph(logits, p0=p0)
             assert torch.allclose(after, before, atol=1e-4)
-
-
-def test_each_form_has_the_authors_strength() -> None:
-    assert [MorphMark(form=form).strength for form in FORMS] == [1.55, 1.3, 2.15]
-    assert MorphMark(k=0.7).strength == 0.7

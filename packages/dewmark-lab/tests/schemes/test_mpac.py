@@ -57,7 +57,3 @@ def test_one_colour_gains_delta() -> None:
     shift = (bound.session(ids)(ids, logits) - logits)[0, 3:300]
     assert set(shift.round(decimals=4).unique().tolist()) == {0.0, 1.5}
     assert abs(float((shift > 0).float().mean()) - 0.25) < 4.5 * math.sqrt(0.25 * 0.75 / 297)
-
-
-def test_digits() -> None:
-    assert MPAC(message=0b110110, bits=6).digits.tolist() == [2, 1, 3]

@@ -57,15 +57,6 @@ def test_contexts_differ_by_order_length_and_secret() -> None:
     assert not (other == PairHash(SECRET, 1).seeds(CONTEXTS)).any()
 
 
-def test_combine_writes_only_to_its_output() -> None:
-    t = np.arange(100, dtype=np.uint32)
-    out, spare = np.empty_like(t), np.empty_like(t)
-    expected = combine(np.uint32(7), np.uint32(10), t)
-    assert combine(np.uint32(7), np.uint32(10), t, out=out, spare=spare) is out
-    assert np.array_equal(out, expected)
-    assert np.array_equal(t, np.arange(100))
-
-
 def test_combine_is_a_bijection_of_the_token_word() -> None:
     """Written out in Python integers, and inverted step by step."""
     mask, multiplier, a, b = 2**32 - 1, 0x7FEB352D, 0x12345678, 0x9ABCDEF0
@@ -168,7 +159,7 @@ def test_words_on_a_device_equal_those_of_numpy() -> None:
     assert torch.equal(combine_torch(seeds[:, :1], seeds[:, 1:], table), vocabulary.words(contexts))
 
 
-@pytest.mark.parametrize("limit", [1, 2**30, 2**31, 3 * 2**30, 2**32 - 1])
+@pytest.mark.parametrize("limit", [1, 2**31, 2**32 - 1])
 def test_comparisons_are_unsigned(limit: int) -> None:
     words = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -1]], dtype=torch.int32)
     expected = [x < limit for x in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]

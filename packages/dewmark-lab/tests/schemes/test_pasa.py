@@ -64,18 +64,6 @@ def test_clusters_are_those_of_the_embeddings(cache: Path) -> None:
     assert (same == truth).mean() > 0.9
 
 
-def test_clusters_are_computed_once(cache: Path) -> None:
-    first = token_clusters(PASA_HOST, 7, Workspace(cache=cache))
-
-    def no_weights():
-        raise AssertionError("asked for embeddings again")
-
-    host = dataclasses.replace(PASA_HOST, embeddings=no_weights)
-    assert np.array_equal(token_clusters(host, 7, Workspace(cache=cache)), first)
-    with pytest.raises(ConfigError, match="exceed 297"):
-        token_clusters(PASA_HOST, 298, Workspace(cache=cache))
-
-
 def test_auxiliary_distribution_sums_to_one() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
     clusters = (torch.arange(50) % 4).expand(6, -1)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.fakes import BagEncoder
 from tests.tiny_artifacts import MAKERS, card_of
 
@@ -67,10 +66,6 @@ class TestBoth:
             bind(kind(gamma=0.3))
         with pytest.raises(ConfigError, match="tries must be at least 1"):
             kind(tries=0)
-
-    def test_there_is_no_logits_processor(self, kind, bind) -> None:
-        with pytest.raises(ConfigError, match="drafts of whole sentences"):
-            bind(kind()).processor(torch.tensor([[5, 6]]))
 
     def test_draft_passes_in_an_accepted_bin_away_from_its_border(self, kind, bind) -> None:
         bound = bind(kind())

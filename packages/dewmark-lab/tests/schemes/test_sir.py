@@ -24,7 +24,6 @@ from dewmark_lab.schemes.learned.sir import (
     Transform,
     chunks_before,
     context_of,
-    words_of,
 )
 
 REAL_PROMPTS = [
@@ -64,9 +63,6 @@ def unmarked(number: int, tokens: int = 120) -> str:
 
 
 class TestChunks:
-    def test_words_are_runs_without_spaces_and_single_characters_elsewhere(self):
-        assert words_of(" two words\n你好x ") == ["two", "words", "你", "好", "x"]
-
     def test_the_last_word_before_a_token_does_not_count_yet(self):
         text = "a b c d e f"
         words, chunks = chunks_before(text, range(len(text) + 1), size=2)

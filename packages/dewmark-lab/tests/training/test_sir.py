@@ -6,37 +6,11 @@ import numpy as np
 import torch
 
 from dewmark_lab.schemes.learned.sir import Transform
-from dewmark_lab.training.sir import CHUNK, PREFIXES, SIRLearner, TransformNetwork, contexts_of, losses
+from dewmark_lab.training.sir import CHUNK, PREFIXES, SIRLearner, TransformNetwork, contexts_of
 
 
 def unit(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-HALF = torch.tensor(0.5)  # a median cosine
-
-
-class TestLosses:
-    def test_signs_that_follow_the_topic_have_no_loss(self):
-        """Two topics with balanced outputs of ±1: cosines and targets are ±1."""
-        topics = torch.tensor([0, 1] * 4)
-        e = torch.nn.functional.one_hot(topics, 2).float()
-        pattern = torch.tensor([1.0, -1.0, 1.0, -1.0])
-        T = torch.where(topics[:, None] == 0, pattern, -pattern)
-        for order in (torch.arange(8), torch.arange(8).roll(1)):  # pairs of one topic, of two
-            similarity, balance, off_zero = losses(e, e[order], T, T[order], HALF)
-            assert float(balance) == 0.0
-            assert float(off_zero) == 0.0
-            assert abs(float(similarity)) < 1e-6
-
-    def test_one_sided_outputs_are_unbalanced(self):
-        """Row means of 4 and column means of 6 ones, in both batches: 0.1 · 2 · 10."""
-        e, T = torch.eye(4), torch.ones(4, 6)
-        assert abs(float(losses(e, e, T, T, HALF)[1]) - 2.0) < 1e-6
-
-    def test_outputs_near_zero_have_a_loss(self):
-        e, T = torch.eye(4), torch.zeros(4, 6)
-        assert abs(float(losses(e, e, T, T, HALF)[2]) - 0.1) < 1e-6
 
 
 def test_training_aligns_similar_contexts_only():

@@ -82,14 +82,3 @@ class TestFiles:
         path.write_text("one\n\ntwo")
         with pytest.raises(InputError, match=r"2 distinct texts, at least 3"):
             FileTexts(path).take(3, least=3)
-
-    def test_another_file_has_another_identity(self, tmp_path):
-        path = tmp_path / "a.txt"
-        path.write_text("one")
-        first = FileTexts(path).identity
-        path.write_text("two")
-        assert FileTexts(path).identity != first
-
-    def test_a_missing_file_is_rejected(self, tmp_path):
-        with pytest.raises(InputError, match="cannot read"):
-            FileTexts(tmp_path / "none.jsonl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from dewmark.errors import (
     DewmarkError,
     InputError,
     KeyFileError,
-    MissingExtraError,
     StorageError,
 )
 from dewmark.stats.multiple_testing import benjamini_hochberg
@@ -175,9 +173,3 @@ def test_a_worker_with_another_key_is_an_error(detector, jsonl):
 def test_bad_arguments(detector, jsonl, tmp_path, source, out, options, message):
     with pytest.raises(DewmarkError, match=message):
         detect_file(source or jsonl, tmp_path / out, detector, **options)
-
-
-def test_ray_that_is_not_installed(detector, jsonl, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'dewmark\[ray\]'"):
-        detect_file(jsonl, tmp_path / "o.jsonl", detector, engine="ray")

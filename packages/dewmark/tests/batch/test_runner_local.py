@@ -37,17 +37,6 @@ def test_every_job_once(local, opener, workers, ordered):
     assert opener.opened() == len({process for _, (_, process) in found}) <= workers
 
 
-def test_one_worker_is_this_process(local, opener):
-    ((_, (_, process)),) = local().map([3], opener)
-    assert process == os.getpid()
-
-
-def test_no_jobs_open_nothing(local, opener):
-    for workers in (1, 2):
-        assert list(local(workers).map([], opener)) == []
-    assert opener.opened() == 0
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_killed_worker_is_replaced_and_its_job_restarted(local, tmp_path, ordered):
     opener, runner = Opener(tmp_path, dies_at=9, openings=3), local(2)

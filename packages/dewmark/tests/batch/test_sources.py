@@ -62,13 +62,6 @@ def test_a_folder_of_parquet_files_is_one_source(tmp_path):
     assert [item.id for item in items] == [*map(str, range(15)), *(f"t{i}" for i in range(15, 23))]
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_row_s_own_prompt_counts(tmp_path, name):
-    rows = [{"text": "one", "prompt": "its own"}, {"text": "two", "prompt": None}]
-    source = open_source(WRITERS[name](tmp_path / name, rows), prompt="given")
-    assert [item.prompt for item in source.rows(source.blocks(10))] == ["its own", "given"]
-
-
 def test_a_bad_row_is_reported_with_its_line(tmp_path):
     rows = [*ROWS[:13], {"text": None}]
     source = open_source(write_parquet(tmp_path / "in.parquet", rows))

@@ -7,7 +7,6 @@ import re
 
 from tests.command_line import StubBound
 
-from dewmark.cli.demo import human_paragraph
 from dewmark.core.keys import Key
 
 
@@ -57,21 +56,3 @@ def test_plain_output_and_key(run, host, tmp_path):
     assert line.split()[2:] == ["marked", "1e-06", "1", "in", "1,000,000", "1.50"]
     assert "Price of the mark: +0.00 nats a token" in result.out
     assert "not overwritten" in run("demo", "--keep-key", key_file).error
-
-
-def test_texts_stand_beside_each_other_where_there_is_room(run, host, monkeypatch):
-    heads = []
-    for width in ("80", "120"):
-        monkeypatch.setenv("COLUMNS", width)
-        result = run("demo", "--prompt", "Tell me about bridges.", "--seed", 4, "-q")
-        assert result.out.startswith("request: Tell me about bridges.")
-        assert max(map(len, result.out.splitlines())) <= int(width)
-        heads.append(next(line for line in result.out.splitlines() if line.startswith("marked text")).split())
-    assert heads == [["marked", "text"], ["marked", "text", "unmarked", "text"]]
-
-
-def test_the_human_paragraph_is_long_enough():
-    paragraph = human_paragraph()
-    assert paragraph.startswith("Call me Ishmael.")
-    assert paragraph.endswith("the ocean with me.")
-    assert len(paragraph.split()) > 190

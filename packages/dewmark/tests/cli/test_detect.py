@@ -107,17 +107,6 @@ def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
     assert seen == ["own", "given"]
 
 
-def test_what_generate_wrote_is_detected(detect, run, key_file, tmp_path):
-    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(5)))
-    assert run("generate", "--key", key_file, "--prompts", prompts, "--out", out).code == 0
-    assert {row["verdict"] for row in json_lines(detect("--jsonl", out, "--json"))} == {"marked"}
-    other = tmp_path / "other.key"
-    Key(bytes(32)).save(other)
-    wrong = json_lines(run("detect", "--key", other, "--jsonl", out, "--json"))
-    assert {row["verdict"] for row in wrong} == {"not_marked"}
-
-
 def test_level_and_test_reach_the_detector(detect, texts):
     (row,) = json_lines(detect(texts[0], "--json", "--fpr", "1e-7", "--test", "gaussian"))
     assert (row["verdict"], row["test"], row["fpr"]) == ("not_marked", "gaussian", 1e-7)
@@ -142,7 +131,6 @@ def test_html(detect, tmp_path):
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b" \n\t", "is empty"),
         (b"\xef\xbb\xbf", "is empty"),
         (b"plain\x00binary", "NUL at byte 5"),
         (b"caf\xe9 au lait", "0xe9 at byte 3"),
@@ -181,17 +169,13 @@ def test_bad_rows(detect, tmp_path, line, said):
     [
         ([], "nothing to score"),
         (["missing.txt"], "cannot read missing.txt"),
-        (["."], "cannot read ."),
         (["--jsonl", "missing.jsonl"], "cannot read missing.jsonl"),
         (["--in", "rows.txt"], "its name must end in .parquet or .jsonl"),
         (["TEXT", "--fpr", "0"], "fpr must lie in (0, 1), got 0"),
-        (["TEXT", "--fpr", "1e400"], "fpr must lie in (0, 1), got inf"),
         (["TEXT", "--fpr", "one"], "--fpr"),
         (["TEXT", "--test", "magic"], "unknown test 'magic'; known: empirical, gaussian, key"),
-        (["TEXT", "--test", "gausian"], "did you mean 'gaussian'?"),
         (["TEXT", "--test", "empirical"], "the empirical test needs a calibration"),
         (["TEXT", "--scheme", "none"], "no mark to detect"),
-        (["TEXT", "--scheme", "dwe"], "unknown scheme 'dwe'"),
         (["TEXT", "--set", "gama=1"], "unknown parameter 'gama'"),
         (["TEXT", "--host", "nowhere"], "no model 'nowhere'"),
         (["TEXT", "--detector", "somewhere"], "leave out key"),

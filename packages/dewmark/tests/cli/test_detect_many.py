@@ -60,10 +60,6 @@ class TestManyTexts:
             "3 of 7 texts marked at level 0.01; 1 with q ≤ 0.01 (Benjamini-Hochberg over 5 texts)"
         )
 
-    def test_one_text_needs_no_correction(self, detect, tmp_path):
-        (line,) = detect("--jsonl", write_rows(tmp_path / "one.jsonl", ["z=3 x"])).out.splitlines()
-        assert "q =" not in line
-
     def test_streamed_rows_are_printed_while_scoring(self, detect, rows, monkeypatch, capsys):
         monkeypatch.setattr("dewmark.batch.scorers._BATCH_SIZE", 1)
         printed: list[str] = []
@@ -138,12 +134,6 @@ class TestManyKeys:
         assert found[0]["keys"] == 2
         both = json_lines(run("detect", "--key", keys / "a.key", "--jsonl", texts, "--json"))
         assert "keys" not in both[0]
-
-    def test_a_folder_with_one_key_gives_the_same_fields(self, run, host, keys, texts):
-        for name in "ac":
-            (keys / f"{name}.key").unlink()
-        found = json_lines(run("detect", "--keys", keys, "--jsonl", texts, "--json"))
-        assert (found[0]["keys"], found[0]["p_value"]) == (1, pytest.approx(1e-6))
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.core.keys import Key
-
 PROMPTS = [f"Prompt number {i}, with “quotes” and ü" for i in range(11)]
 
 
@@ -76,25 +74,11 @@ def test_the_seed_of_a_resumed_run_is_the_file_s_own(run, host, command, tmp_pat
     assert out.read_bytes() == data
 
 
-def test_an_interrupted_run_keeps_whole_batches_and_resumes(run, host, command, tmp_path):
-    out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    assert run(*command, "--out", whole, "--seed", 1).code == 0
-    host._alive = iter([None, None])
-    stopped = run(*command, "--out", out, "--seed", 1)
-    assert stopped.code == 130
-    assert "generate --prompts" in stopped.err.splitlines()[-1]
-    assert len(rows_of(out)) == 8
-    host._alive = iter([None] * 9)
-    assert run(*command, "--out", out, "--seed", 1).code == 0
-    assert out.read_bytes() == whole.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
         (["--set", "k=5"], "config_hash is"),
         (["--temperature", "0.7"], "config_hash is"),
-        (["--max-new-tokens", "59"], "config_hash is"),
         (["--seed", "6"], "seed is 5 and not 6"),
     ],
 )
@@ -116,14 +100,6 @@ def test_the_output_must_be_a_regular_file(run, host, command, tmp_path):
         result = run(*command, "--out", out)
         assert result.code == 2
         assert "not a regular file" in result.error
-
-
-def test_another_key_is_another_config(run, host, command, tmp_path):
-    out, other = tmp_path / "out.jsonl", tmp_path / "other.key"
-    Key(bytes(32)).save(other)
-    assert run(*command, "--out", out).code == 0
-    command[2] = other
-    assert "config_hash is" in run(*command, "--out", out, "-q").error
 
 
 def test_changed_prompts_and_foreign_files_are_rejected(run, host, command, prompts, tmp_path):
@@ -201,15 +177,11 @@ def test_settings_reach_the_scheme(run, host, key_file):
     ("arguments", "said"),
     [
         ([], "give either --prompt"),
-        (["--prompt", "a", "--prompts", "b"], "give either --prompt"),
         (["--prompt", "a", "--out", "b"], "--prompts and --out go together"),
         (["--prompts", "b"], "--prompts and --out go together"),
         (["--prompt", "a"], "no key given: add --key FILE"),
         (["--prompt", "a", "--key", "missing.key"], "no key file missing.key"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
-        (["--prompt", "a", "--temperature", "nan"], "temperature"),
-        (["--prompt", "a", "--top-p", "0"], "top_p"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens"),
         (["--prompt", "a", "--max-new-tokens", "ten"], "--max-new-tokens"),
         (["--prompt", "a", "--seed", "-1"], "--seed"),
     ],
@@ -222,7 +194,6 @@ def test_bad_options(run, host, arguments, said):
     ("arguments", "said"),
     [
         (["--prompt", " "], "--prompt is empty"),
-        (["--prompt", "a", "--temperature", "0"], "temperature above 0"),
         (["--prompt", "a", "--scheme", "dewy"], "unknown scheme 'dewy'; did you mean 'dew'?"),
         (["--prompt", "a", "--set", "strengh=2"], "unknown parameter 'strengh'; did you mean 'strength'?"),
         (["--prompt", "a", "--set", "k=three"], "k must be a whole number, got 'three'"),
@@ -232,7 +203,6 @@ def test_bad_options(run, host, arguments, said):
             ["--prompt", "a", "--strength", "weak"],
             "--strength takes exact, free, strong or a number from 0 on, got 'weak'",
         ),
-        (["--prompts", "missing.jsonl", "--out", "x"], "cannot read missing.jsonl"),
     ],
 )
 def test_bad_values(run, host, key_file, arguments, said):
@@ -248,7 +218,6 @@ def test_bad_values(run, host, key_file, arguments, said):
         ('{"prompt": "a\\ud800"}', "lone surrogate"),
         ('{"prompt": "a", "id": [1]}', "line 2: id must be"),
         ('{"prompt": ', "line 2: not a line of JSON"),
-        ("[]", "line 2: expected a JSON object"),
     ],
 )
 def test_bad_prompt_files(run, host, key_file, tmp_path, line, said):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 
 import pytest
 
-from dewmark.cli.schemes import field_help
 from dewmark.registry import SCHEMES
-from dewmark.scheme import Scheme
 
 pytest.importorskip("torch", reason="the marks of engines need it")
 
@@ -43,17 +40,6 @@ def test_every_parameter_is_explained(run, name) -> None:
         assert parameter["type"]
 
 
-def test_plain_table(run) -> None:
-    listed, one = run("schemes"), run("schemes", "dew-paper")
-    assert listed.code == one.code == 0
-    for name in SCHEMES:
-        assert name in listed.out
-    assert "gamma=0.5" in listed.out
-    assert "whiten_contexts=false  (true or false)" in one.out
-    assert "n=none  (whole number or none)" in one.out
-    assert "Another model whose input embeddings replace" in one.out
-
-
 def test_an_unknown_scheme(run) -> None:
     assert "did you mean 'dew'" in run("schemes", "dwe").error
 
@@ -65,21 +51,3 @@ def test_a_broken_plugin_does_not_hide_other_schemes(run, monkeypatch) -> None:
     assert found["dew"]["summary"]
     assert "cannot be loaded" in run("schemes").out
     assert "no_such_package" in run("schemes", "broken").error
-
-
-def test_help_is_read_from_bases_too_and_may_be_missing() -> None:
-    @dataclass(frozen=True)
-    class Base(Scheme):
-        a: int = 1
-        """Of the ``base``,
-        on two lines."""
-        b: int = 2
-
-    @dataclass(frozen=True)
-    class Derived(Base):
-        c: int = 3
-        """Its own."""
-
-    assert field_help(Derived) == {"a": "Of the base, on two lines.", "c": "Its own."}
-    made = type("Made", (Base,), {"__module__": "nowhere"})
-    assert field_help(made) == {"a": "Of the base, on two lines."}

@@ -31,15 +31,6 @@ def test_plain_lines_are_few(capsys, clock):
     assert 6 <= len(lines) <= 8
 
 
-def test_large_totals_are_percentages_and_unknown_ones_are_not(capsys, clock):
-    progress = Progress()
-    progress("bytes", 25_000, 100_000)
-    progress("unknown", 0, 0)
-    clock[0] += 6
-    progress("unknown", 17, 0)
-    assert capsys.readouterr().err.splitlines() == ["bytes: 25%", "unknown: …", "unknown: 17"]
-
-
 def test_quiet_is_silent(capsys):
     with Progress(quiet=True) as progress:
         progress("working", 1, 2)

@@ -155,12 +155,6 @@ def test_damaged_epochs_are_reported_without_the_key(tmp_path, lines: str) -> No
         Key.load(path)
 
 
-def test_equality_is_by_secret() -> None:
-    assert Key(bytes(32)) == Key(bytes(32))
-    assert Key(bytes(32)) != Key(bytes(31) + b"\x01")
-    assert len({Key(bytes(32)), Key(bytes(32))}) == 1
-
-
 FINGERPRINT = "269d4bd0fdd525ca"
 SUBKEY = "8ceac18645c8bc86791d5ddec728e8f2893404378698e7ca86d502d1910ee04b"
 WORDS = [7488818354597127802, 16471316117270806677, 11137279124050089064]

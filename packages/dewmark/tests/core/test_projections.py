@@ -39,13 +39,6 @@ def test_haar_matrices_have_no_preferred_direction() -> None:
     assert np.abs((Q**2).mean(axis=0) - 1 / d).max() < 4.5 * np.sqrt(2 / d**2 / draws)
 
 
-def test_keys_and_kinds_give_different_matrices() -> None:
-    R_T, R_C = draw_projections(KEY, d_T=8, d_C=8)
-    assert np.array_equal(R_T, draw_projections(KEY, d_T=8, d_C=8)[0])
-    assert not np.array_equal(R_T, R_C)
-    assert not np.array_equal(R_T, draw_projections(Key(bytes(32)), d_T=8, d_C=8)[0])
-
-
 def test_bad_dimensions() -> None:
     with pytest.raises(ConfigError, match="lcm"):
         draw_projections(KEY, d_T=4, d_C=6, kind="orthogonal", n=8)

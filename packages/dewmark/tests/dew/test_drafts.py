@@ -16,7 +16,6 @@ from dewmark.decoding import Decoding
 from dewmark.dew.drafts import DraftScores, Drawn, race_moments
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import WordStates
-from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draft_seed
 from dewmark.workspace import Workspace
@@ -120,23 +119,3 @@ def test_what_an_ended_draft_draws_does_not_count() -> None:
 def test_first_draft_has_the_seed_of_the_text() -> None:
     assert draft_seed(7, 0) == 7
     assert len({draft_seed(seed, i) for seed in range(9) for i in range(9)}) == 81
-
-
-def test_wrong_number_of_drafts() -> None:
-    with pytest.raises(ConfigError, match="drafts must be a whole number of at least 1, got 0"):
-        Decoding(drafts=0)
-    assert "drafts" not in Decoding().to_dict()
-    assert Decoding(drafts=4).to_dict()["drafts"] == 4
-
-
-class OneByOne(FakeHost):
-    """A host in an engine that writes no drafts."""
-
-    writes_drafts = False
-
-
-def test_engine_without_drafts_says_so(tmp_path) -> None:
-    host = OneByOne(400, kind="words")
-    bound = DEW(m=8).bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
-    with pytest.raises(ConfigError, match="cannot write 4 drafts"):
-        host.generate(["the old bridge"], scheme=bound, seeds=[1], decoding=Decoding(drafts=4))

@@ -11,7 +11,6 @@ from dewmark.core.keys import Key
 from dewmark.dew.matrix import Cuts, cuts_of
 from dewmark.dew.reading import Pairs
 from dewmark.dew.scheme import DEW
-from dewmark.errors import ConfigError
 from dewmark.stats.key_test import cross_variance, score_variance
 from dewmark.workspace import Workspace, no_host
 
@@ -117,18 +116,6 @@ def test_the_correlation_of_two_texts_over_keys_is_the_closed_form(bag_encoder, 
     measured = np.corrcoef([each.z for each in first], [each.z for each in second])[0, 1]
     assert abs(measured - expected) < 4.0 / np.sqrt(len(KEYS))  # standard error at most 1/√400
     assert expected > 0.1
-
-
-def test_one_key_and_many_give_the_same_numbers(bag_encoder, tmp_path) -> None:
-    space = Workspace(cache=tmp_path)
-    (many,) = DEW().detect_keys([KEY], [FIRST], no_host(), space)
-    one = DEW().bind(KEY, no_host(), space).detect(FIRST)
-    assert many[0].z == pytest.approx(one.z, rel=1e-4)
-
-
-def test_a_limit_below_1_is_refused() -> None:
-    with pytest.raises(ConfigError, match="flatten must be at least 1"):
-        DEW().with_settings({"flatten": 0.5})
 
 
 def test_detections_say_how_many_words_can_carry_the_mark() -> None:

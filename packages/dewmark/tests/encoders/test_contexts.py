@@ -9,7 +9,6 @@ from dewmark.encoders.contexts import (
     ComposedContexts,
     WindowContexts,
     load_context_whitening,
-    ordinary_texts,
     token_vectors,
 )
 from dewmark.hosts.fake import FakeHost
@@ -99,7 +98,3 @@ def test_statistics_are_cached(host, tmp_path) -> None:
     again = load_context_whitening(encoder, host.info, encoding="composed", k=3, workspace=workspace)
     assert len(encoder.calls) == calls
     np.testing.assert_array_equal(fitted.matrix, again.matrix)
-
-
-def test_ordinary_texts_cover_the_default_encoder_s_languages() -> None:
-    assert len(ordinary_texts()) >= 15

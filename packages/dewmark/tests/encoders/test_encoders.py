@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.tiny_encoder import tiny_bert
 
 import dewmark.encoders
-from dewmark.encoders import load_encoder, sentence_transformers
+from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.sentence_transformers import SentenceTransformerEncoder
 from dewmark.errors import ModelError, UnknownNameError
@@ -63,14 +63,6 @@ def load_fresh(folder: Path) -> Encoder:
     return load_encoder(str(folder), device="cpu")
 
 
-def test_order_is_kept_for_all_lengths(tiny: Path) -> None:
-    encoder = load_encoder(str(tiny), device="cpu")
-    texts = [" ".join(WORDS[: 1 + (7 * i) % 12]) for i in range(300)] + ["dog " * 9000, ""]
-    rows = encoder.encode(texts)
-    for i in (0, 1, 150, 299, 300, 301):
-        np.testing.assert_allclose(rows[i], encoder.encode([texts[i]])[0], atol=1e-5)
-
-
 def test_loading_is_lazy_and_cached(tiny: Path) -> None:
     encoder = load_encoder(str(tiny), device="cpu")
     assert isinstance(encoder, SentenceTransformerEncoder)
@@ -98,20 +90,6 @@ def test_e5_models_get_their_prefix(tiny: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(prefixed.encode(TEXTS), expected, atol=1e-6)
     assert np.abs(expected - plain.encode(TEXTS)).max() > 0.01
     assert plain.identity != prefixed.identity
-
-
-@pytest.mark.parametrize(
-    ("name", "prefix"),
-    [
-        ("multilingual-e5-base", "query: "),
-        ("E5_large", "query: "),
-        ("e5", "query: "),
-        ("base5", ""),
-        ("mpnet", ""),
-    ],
-)
-def test_e5_names(name: str, prefix: str) -> None:
-    assert sentence_transformers.prefix_of(name) == prefix
 
 
 def test_identity_follows_content_not_location(tiny: Path, tmp_path: Path) -> None:

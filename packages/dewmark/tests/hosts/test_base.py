@@ -74,9 +74,6 @@ class TestGenerate:
         host.generate(PROMPTS, scheme=scheme, seeds=SEEDS, decoding=Decoding(max_new_tokens=2), batch_size=1)
         assert len(scheme.opened) == len(PROMPTS)
 
-    def test_no_prompts_give_no_generations(self, host):
-        assert host.generate([], scheme=None, seeds=[]) == []
-
 
 class TestRejections:
     @pytest.mark.parametrize(
@@ -104,11 +101,6 @@ class TestRejections:
             host.generate(["the"], scheme=force(host.info), seeds=[1], decoding=greedy)
         first, second = (write(host, decoding=greedy, seeds=s) for s in (SEEDS, [1, 2, 3, 4]))
         assert [row.text for row in first] == [row.text for row in second]
-
-    def test_a_bad_stream_before_it_starts(self, host):
-        for seeds in ([1], [-1, 1, 1, 1]):
-            with pytest.raises((InputError, ConfigError)):
-                host.stream(PROMPTS, scheme=None, seeds=seeds, decoding=DECODING, on_step=pytest.fail)
 
 
 class TestStream:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -34,45 +32,6 @@ def write(host, prompts=PROMPTS, seeds=SEEDS, *, batch_size=8, on_batch=None, **
     decoding = Decoding(**{**SETTINGS, **changes})
     options = {"decoding": decoding, "batch_size": batch_size, "on_batch": on_batch}
     return host.generate(prompts, scheme=None, seeds=seeds, **options)
-
-
-def test_batch_equals_single_and_padded_equals_unpadded(host):
-    batched = write(host, batch_size=4)
-    single = [write(host, [p], [s], batch_size=1)[0] for p, s in zip(PROMPTS, SEEDS, strict=True)]
-    assert batched == single
-    assert write(host, batch_size=3) == batched
-
-
-def test_logits_of_a_padded_row_equal_those_of_the_row_alone(host):
-    from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
-
-    rows = [[4, 41, 44, 45, 4, 43], [4, 60]]
-    ids, mask = pad_left(rows, fill_id=0, device=torch.device("cpu"))
-    with torch.inference_mode():
-        padded = CachedForward(host.model, mask)(ids)
-        alone = CachedForward(host.model, None)(torch.tensor(rows[1:]))
-    torch.testing.assert_close(padded[1:], alone, rtol=1e-5, atol=1e-5)
-
-
-def test_cached_steps_equal_one_pass_over_the_whole_text(host):
-    from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
-
-    ids, mask = pad_left([[4, 41, 44, 45, 9, 43], [4, 60, 70, 9]], fill_id=0, device=torch.device("cpu"))
-    with torch.inference_mode():
-        forward = CachedForward(host.model, mask)
-        forward(ids[:, :4])
-        forward(ids[:, :5])
-        stepwise = forward(ids)
-        whole = CachedForward(host.model, mask)(ids)
-    torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-5)
-
-
-def test_no_ngram_is_repeated(host):
-    rows = write(host, max_new_tokens=60, no_repeat_ngram=2, top_k=4, top_p=1.0)
-    for prompt, row in zip(PROMPTS, rows, strict=True):
-        ids = host.tokenizer.encode_prompts([prompt])[0] + list(row.token_ids)
-        pairs = list(itertools.pairwise(ids))[len(ids) - row.tokens - 1 :]
-        assert len(set(pairs)) == len(pairs)
 
 
 def test_sampling_follows_the_models_distribution(host):

@@ -57,14 +57,6 @@ def test_decoding_any_ids_equals_the_backend(bytewise):
         assert bytewise.decode(rows) == expected[:300]
 
 
-def test_known_ids_are_decoded_without_the_backend(monkeypatch):
-    tokenizer = HFTokenizer(tiny_tokenizer(512, kind="bytes"))
-    ids = [list(tokenized.ids) for tokenized in tokenizer.encode([" the sea", "a river"])]
-    assert tokenizer.decode(ids) == [" the sea", "a river"]
-    monkeypatch.setattr(tokenizer, "_plain", None)  # would fail if asked
-    assert tokenizer.decode(ids[::-1]) == ["a river", " the sea"]
-
-
 def test_spelled_out_special_tokens_are_text(tokenizer):
     ids = tokenizer.encode(["the <eos> sea <pad>"])[0].ids
     assert not {0, 1, 2} & set(ids)
@@ -74,12 +66,6 @@ def test_spelled_out_special_tokens_are_text(tokenizer):
 def test_decode_omits_special_and_unknown_ids(tokenizer):
     the = tokenizer.encode([" the"])[0].ids
     assert tokenizer.decode([[1, *the, 2, 0, 512, 9999], []]) == [" the", ""]
-
-
-def test_sizes_and_special_ids(tokenizer):
-    assert tokenizer.size == 512
-    assert tokenizer.special_ids == {0, 1, 2, 3}
-    assert tokenizer.pad_id == 0
 
 
 def test_identity_is_stable_over_save_and_load(tokenizer, tmp_path):

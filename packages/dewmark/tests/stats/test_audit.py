@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -19,7 +17,6 @@ from dewmark.stats.audit import (
     Trust,
     audit,
     length_band,
-    percent,
     texts_needed,
 )
 
@@ -122,26 +119,8 @@ def test_small_groups_are_counted_with_all_texts_only() -> None:
 
 def test_length_bands() -> None:
     bands = [length_band(n) for n in (0, 49, 50, 99, 199, 200, 399, 400, 1999, 10_000)]
-    assert bands == [
-        "under 50",
-        "under 50",
-        "50–99",
-        "50–99",
-        "100–199",
-        "200–399",
-        "200–399",
-        "400–999",
-        "1000–1999",
-        "5000+",
-    ]
-
-
-def test_plain_values() -> None:
-    row = json.loads(json.dumps(uniform(500).to_dict()))
-    assert row["outcome"] in {"passes", "fails", "cannot tell"}
-    assert {"kind", "group", "level", "texts", "alarms", "rate", "low", "high", "resolves"} <= row["cells"][
-        0
-    ].keys()
+    said = "under 50,under 50,50–99,50–99,100–199,200–399,200–399,400–999,1000–1999,5000+"
+    assert bands == said.split(",")
 
 
 def test_no_texts() -> None:
@@ -254,12 +233,3 @@ def test_copies_count_once() -> None:
     assert not middle.significant
     assert audit(p, languages=["en"] * 230, lengths=[150] * 230).outcome is Outcome.FAILS
     assert "near-copies counted once: 201" in found.sentence
-
-
-def test_percentages_have_no_exponent() -> None:
-    shares = (0.001, 0.01, 0.0083, 0.0991, 0.1, 0.975, 1.0)
-    assert [percent(share) for share in shares] == ["0.1%", "1%", "0.83%", "9.9%", "10%", "98%", "100%"]
-    one = audit([0.5], languages=["en"], lengths=[60])
-    assert "1 text is too few" in one.sentence
-    failing = audit([1e-6], languages=["en"], lengths=[60])
-    assert "1 of 1 unmarked texts marked, 100% (95% interval 2.5% to 100%)" in failing.sentence

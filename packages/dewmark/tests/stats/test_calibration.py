@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dewmark
-from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalError
+from dewmark.errors import ArtifactError, ConfigError, NumericalError
 from dewmark.stats.calibration import Calibration, negatives_needed
 from dewmark.types import Detection, Verdict
 
@@ -50,26 +50,14 @@ class TestRanks:
         for level in np.arange(1, 61) / 60:
             assert np.mean(p <= level) <= level + 1e-12
 
-    @pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "exponential"])
-    def test_simulated_false_alarms_are_at_most_the_level(self, draw):
-        """Fresh negatives and a fresh text each time: P(p ≤ α) = ⌊α(N + 1)⌋/(N + 1) for any distribution."""
-        rng = np.random.default_rng(2)
-        trials, n = 4000, 39
-        draws = getattr(rng, draw)(size=(trials, n + 1))
-        p = np.array([Calibration("dew", "key", HASH, KEY, np.sort(x[1:])).p_value(x[0]) for x in draws])
-        for level, exact in ((0.05, 2 / 40), (0.06, 2 / 40), (0.2, 8 / 40)):
-            assert np.mean(p <= level) == pytest.approx(
-                exact, abs=4 * math.sqrt(exact * (1 - exact) / trials)
-            )
-
     def test_nan_has_no_rank(self):
         with pytest.raises(NumericalError, match="NaN"):
             calibrate([1.0]).p_value(math.nan)
 
 
 class TestThresholds:
-    @pytest.mark.parametrize("n", [1, 19, 99, 100, 250])
-    @pytest.mark.parametrize("fpr", [0.005, 0.01, 0.05, 0.07, 0.29, 0.5])
+    @pytest.mark.parametrize("n", [1, 99, 100])
+    @pytest.mark.parametrize("fpr", [0.005, 0.01, 0.29])
     def test_threshold_and_p_value_agree(self, n, fpr):
         values = np.round(np.random.default_rng(n).normal(size=n), 1)
         calibration = calibrate(values)
@@ -86,33 +74,6 @@ class TestThresholds:
         assert negatives_needed(fpr) == needed
         assert 1 / (needed + 1) <= fpr
         assert needed == 1 or 1 / needed > fpr
-
-    def test_too_few_negatives_are_reported_in_one_line(self):
-        calibration = calibrate(range(20))
-        line = calibration.shortage(0.001)
-        assert line == (
-            "20 negatives cannot reach the level 0.001: the smallest p-value is 1/21; "
-            "calibrate on at least 999"
-        )
-        assert calibration.threshold(0.001) == math.inf
-
-    def test_levels_out_of_range_are_rejected(self):
-        with pytest.raises(ConfigError, match="got 0"):
-            negatives_needed(0)
-
-
-class TestApply:
-    def test_p_value_and_verdict(self):
-        calibration = calibrate(range(99))
-        found = calibration.apply(detection(98.5))
-        assert (found.p_value, found.verdict, found.test, found.z) == (
-            0.01,
-            Verdict.MARKED,
-            "empirical",
-            98.5,
-        )
-        assert calibration.apply(detection(97.5)).verdict is Verdict.NOT_MARKED
-        assert calibration.apply(detection(98.5, fpr=0.009)).verdict is Verdict.NOT_MARKED
 
 
 class TestFiles:
@@ -142,13 +103,10 @@ class TestFiles:
         ("change", "said"),
         [
             ({"format": "dewmark-calibration-v0"}, "not a calibration that this version can read"),
-            ({"z": []}, "z finite and ascending"),
             ({"z": [1, "x"]}, "is damaged"),
             ({"z": [2.0, 1.0]}, "z finite and ascending"),
             ({"z": [math.nan]}, "z finite and ascending"),
-            ({"z": [10**400]}, "is damaged"),
             ({"scheme": None}, "names must be text"),
-            ({"too_short": "x"}, "is damaged"),
             ({"config_hash": ...}, "config_hash"),
             ({"more": 1}, "more"),
         ],
@@ -169,15 +127,6 @@ class TestFiles:
         path.write_bytes(data)
         with pytest.raises(ArtifactError, match="dewmark calibrate"):
             Calibration.load(path)
-
-    def test_truncated_and_missing_files(self, tmp_path: Path):
-        path = tmp_path / "cal.json"
-        calibrate(range(100)).save(path)
-        path.write_bytes(path.read_bytes()[:300])
-        with pytest.raises(ArtifactError, match="damaged"):
-            Calibration.load(path)
-        with pytest.raises(InputError, match="cannot read calibration"):
-            Calibration.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,6 @@ def test_weights_equal_repetition() -> None:
     assert once.effective_length == pytest.approx(many.effective_length, rel=1e-4)
 
 
-def test_a_repeated_paragraph_counts_once() -> None:
-    T, C = text_like(60)
-    ones = np.ones(60)
-    single = key_test(evidence(T, C, u=ones))
-    tenfold = key_test(evidence(T, C, u=ones, w=10 * ones))
-    assert tenfold.effective_length == pytest.approx(single.effective_length, rel=1e-4)
-    assert tenfold.z == pytest.approx(single.z, rel=1e-4)
-
-
 def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     T, C = text_like(150)
     w = np.random.default_rng(0).integers(1, 4, size=150).astype(float)

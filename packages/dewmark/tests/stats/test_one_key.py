@@ -89,13 +89,6 @@ def test_labels_are_the_same_in_all_texts() -> None:
     assert not Evidence.independent(np.zeros(40), np.ones(40), np.arange(40)).comparable
 
 
-def test_labels_on_one_side() -> None:
-    texts = [evidence(seed, T=np.arange(40) % 7) for seed in (1, 2)]
-    a, b = one_key.directions(texts)
-    exact = cross_variance(*texts) / math.sqrt(score_variance(texts[0]) * score_variance(texts[1]))
-    assert a @ b == pytest.approx(exact, abs=0.05)
-
-
 def test_the_law_of_a_keys_rate_against_simulated_keys() -> None:
     """4,000 keys on 3,000 texts: mean rate, its variance, and the 99th percentile over keys."""
     rng = np.random.default_rng(2)

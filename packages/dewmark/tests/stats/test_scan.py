@@ -212,12 +212,6 @@ def test_pairs_that_a_scheme_counts_once_count_where_they_first_occur():
     assert Units.of(Evidence.independent(scores, np.full(60, 2.0), positions)).weight.sum() == 120
 
 
-@pytest.mark.parametrize("units", [0, 1, 12])
-def test_too_short_a_text_has_no_windows(units):
-    windows = scan(independent(np.ones(units)))
-    assert len(windows.z) == len(windows.corrected) == 0
-
-
 def test_scores_that_cancel_are_no_evidence():
     """Two tokens of opposite meaning in one context, by turns: every other window sums to nothing."""
     turns = np.where(np.arange(80) % 2 == 0, 1.0, -1.0)
@@ -320,12 +314,6 @@ def test_a_repeated_stretch_counts_once():
     assert best["often"] == pytest.approx(best["once"], abs=0.3)
 
 
-def test_nothing_is_found_in_unmarked_texts():
-    """DEW-like scores under 20 keys: at a level of 0.1% an alarm has probability 2%."""
-    text = text_like(150)
-    assert not any(locate(under(text, scores), fpr=1e-3) for scores in scores_under_keys(text, 20, seed=11))
-
-
 def test_nothing_is_found_at_a_level_that_sharing_made_zero():
     (found,) = module.search([independent(np.full(60, 3.0))], levels=[5e-324 / 50], tests=[key_test])
     assert found == module.NOTHING_FOUND
@@ -358,11 +346,6 @@ def test_the_posterior_is_a_probability_that_follows_the_mark():
     assert marked[120:180].mean() > 0.9
     assert marked[:80].mean() < 0.1
     assert len(posterior(independent(np.zeros(0)))) == 0
-
-
-@pytest.mark.parametrize("units", [0, 5, 30])
-def test_short_texts_have_no_segments(units):
-    assert locate(independent(np.zeros(units))) == []
 
 
 def rest_of(scores: np.ndarray) -> module.Rest:

@@ -25,8 +25,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "own_scheme.py"
 
 def _example() -> SimpleNamespace:
     spec = importlib.util.spec_from_file_location("own_scheme", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look
+    module = sys.modules["own_scheme"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -120,11 +120,6 @@ def test_bad_parameters(settings, message) -> None:
         DewPaper().with_settings(settings)
 
 
-def test_config_round_trips() -> None:
-    scheme = DewPaper(lambda_=2.5, k=5, mode="token_only", donor="x")
-    assert DewPaper().with_settings(scheme.to_dict()) == scheme
-
-
 def test_a_setting_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match="have no effect with mode=token_only"):
         DewPaper().with_settings({"mode": "token_only", "whiten_contexts": True})
