@@ -262,12 +262,6 @@ def test_marking_gives_every_token_u_of_the_reference(host, marking, written) ->
     np.testing.assert_allclose(found, u, atol=HALF_PRECISION, rtol=0)
 
 
-def joined(past: list[reference.Revealed]) -> reference.Revealed:
-    d = lexicon().dim
-    nothing = reference.Revealed(np.zeros((0, d)), np.zeros((0, d)), np.zeros(0))
-    return reference.Revealed(*map(np.concatenate, zip(*past, nothing, strict=True)))
-
-
 @pytest.mark.parametrize(
     ("written", "decoding"),
     [(written, DECODINGS[(i + j) % 4]) for i, written in enumerate(WRITTEN) for j in range(2)],
@@ -289,7 +283,7 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         t, c = (each[order] for each in candidate_vectors(host, written))
         r = fresh_normals(seed, skipped + step)[order]
         y = reference.keyed_noise(t, c, W, r)
-        expected = reference.perturbed_logits(logits, t, c, W, y, joined(past))
+        expected = reference.perturbed_logits(logits, t, c, W, y, past)
 
         texts, alpha = session.read(ids), marking.scheme.alpha
         aligned = texts.align(race.candidates, torch.from_numpy(marking.W))
@@ -303,7 +297,8 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
 
         chosen, _ = session.choose(ids, scores, decoding)
         conditioned += bool(past)
-        past = reference.remembered(logits, t, c, y, int(expected.argmax()), past)
+        best, past = reference.step(logits, t, c, W, r, past)
+        assert best == expected.argmax()
         rest = warp(scores, decoding)[0].double().numpy() - np.log(
             -log_ndtr(fresh_normals(seed, skipped + step))
         )

@@ -3,40 +3,50 @@
 The fast paths (`race`, `matrix`, `key_test`, `ring`) compute what stands here, and
 `tests/dew/test_reference.py` holds them to it. The paper's own algorithms are in `paper.reference`.
 
-A public *lexicon* gives every word two vectors: a unit vector t (d,), and a context vector (d,), which is
-short for a frequent word. A word that is not listed borrows the row of a listed one by its spelling; a few
-have no row, and no vectors: words with digits, and plain beginnings of listed words (`Lexicon.rows`). The
-secret key gives a matrix W (d, d) of independent standard normals. The context of a word is c (d,), the
-normalised sum of the context vectors of the k words before it. Its *alignment* is
+A public *lexicon* gives every word two vectors of d = 128 coordinates: a unit vector t, and a context
+vector, whose norm is small for a frequent word. A word that is not listed borrows the row of a listed one
+by its spelling. A few have no row, and no vectors: words with digits, and beginnings of listed words in
+plain letters ("libr"), which a writer may be about to complete (`Lexicon.rows`). Row 0 stands for no row;
+it may occur 0 times. The secret key gives a matrix W (d, d) of independent standard normals. The context
+of a word is c (d,), the normalised sum of the context vectors of the k words before it. Its *alignment*
+is
 
     u = tᵀ W c,    standard normal over keys.
 
-**Marking** prefers words with a large u. Without a mark the next word is argmax(logit + g), where the noise
-g = −log(−log Φ(r)) comes from fresh standard normals r. With the mark most of the noise comes from the key:
+**Marking** prefers words with a large u. A *host* is the language model that writes. Without a mark its
+next word can be drawn as argmax(logit + g), where the noise g = −log(−log Φ(r)) comes from fresh standard
+normals r: a race among the candidates. With the mark most of the noise comes from the key:
 
     y = √α u + √(1−α) r,    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
 
-Over keys and r, the y of all candidates of all steps are jointly normal with Cov(y_i, y_j) = α K_ij,
-K_ij = (t_i · t_j)(c_i · c_j), and variance 1. x is what the y of earlier steps leave open of this step's y,
-as independent standard normals. So with λ = 0 the text as a whole follows the host's distribution over keys
-and r. The y of the last 4 steps are remembered, of 8 candidates each, and the 32 likeliest are made
-independent of one another: where a host has more to choose from, this is an approximation, and the noise of
-the others is mostly fresh. It makes texts a little likelier than the host's own. λ makes them less likely and
-the mark stronger; the default's 0.35 about balances the two.
+α is 0.95 for the 32 likeliest candidates and 0.3 for the others. Over keys and r, the y of all candidates
+of all steps are jointly normal, with variance 1 and Cov(y_i, y_j) = √(α_i α_j) (t_i · t_j)(c_i · c_j). So
+what has been written tells something about the noise to come. x is y less its mean given the noise that
+earlier steps have used, divided by the square root of the covariance that remains: independent standard
+normals again. If that were done for all steps and all candidates, texts would follow the host's own
+distribution over keys and r at λ = 0. Three shortcuts make it an approximation: the last 4 marked steps
+are remembered; 8 candidates of each; and of this step's candidates the 32 likeliest are made independent
+of one another. What stays dependent makes the race a little less random, so that the host's favourites
+win more often. λ works against that: at 0.35, the default, a text has about the average log-probability
+of the host's own texts, although not exactly their distribution. A larger λ makes the mark stronger and
+texts less likely.
 
-**Testing** fixes the text and asks how many keys fit it as well as this one. The text is a matrix M (d, d):
+**Testing** fixes the text and asks how many keys fit it as well as this one. (The paper takes its
+thresholds from unmarked texts under one key.) The text is a matrix M (d, d):
 
     M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨f(M), W⟩ / ‖f(M)‖,    p = 1 − Φ(z)
 
-f flattens M: it cuts the few directions that unrelated texts share. Neither M nor f depends on the key, so z
-is exactly N(0, 1) over keys for every text that was written without the key. Detectors replace the mean word
-t̄ by the word that a reader expects in each place, if they have one (`dewmark.dew.expected`); what
-stands here is the test with ``--reader none``.
+f flattens M: it cuts M's large singular values. Unrelated texts have those directions in common, so uncut
+they would let one unlucky key find many texts at once. Whatever f cuts, neither M nor f depends on the
+key, so z is exactly N(0, 1) over keys for every text that was written without the key. What stands here
+is the test with ``--reader none``. By default detectors have a reader and subtract, instead of the text's
+mean word t̄, the word that it expected in each place (`dewmark.dew.expected`).
 
 A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
-(`Lexicon.limits`). The first k words carry none: their contexts would lie in the prompt, which a detector
-seldom has, and all answers to one prompt would begin alike. Marking also leaves out a context that has
-occurred before. That hardly happens before a new word, so testing does not look for it.
+(`Lexicon.limits`). The first k words carry none. Their contexts would reach into the prompt, which a
+detector seldom has; and under one key all answers to a prompt would begin with the same noise. Marking
+also leaves out a context that has occurred before. That hardly happens before a new word, so testing does
+not look for it.
 """
 
 from __future__ import annotations
@@ -57,18 +67,21 @@ from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
-ALPHA, TAIL = 0.95, 0.3  # α: the share of the noise that comes from the key, and for unlikely candidates
+ALPHA, TAIL = 0.95, 0.3  # α, the share of the noise's variance from the key: likely candidates, and others
 LAMBDA = 0.35  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
 STEPS, KEPT = 4, 8  # earlier steps whose noise is remembered, and candidates of each
 LIMIT, LEAST_LIMIT = 2.5, 1.05  # of a singular value, relative to the root mean square of all
 DIRECTIONS, OF_LONG = 24, 64  # how many are cut at most, in texts of up to 2d words and in longer ones
-LEAST_SHARE = 0.01  # of its evidence, which a text must keep after flattening
+LEAST_SHARE = 0.01  # of ‖M‖², which a text must keep after flattening
 
 
 class PairVectors(NamedTuple):
-    """The N distinct pairs of a text: words t (N, d), contexts c (N, d), how often each occurs, w (N,)."""
+    """The N distinct pairs of a text: words t (N, d), contexts c (N, d), how often each counts, w (N,).
+
+    w is 1 except where a frequent word recurs in the same context.
+    """
 
     t: F64
     c: F64
@@ -76,10 +89,10 @@ class PairVectors(NamedTuple):
 
 
 class Revealed(NamedTuple):
-    """Noise that earlier steps have used: y (P,) of words t (P, d) in contexts, as √α c (P, d)."""
+    """Noise that a step has used: y (P,) of words t (P, d), their contexts scaled by √α (P, d)."""
 
     t: F64
-    c: F64
+    scaled: F64
     y: F64
 
 
@@ -116,14 +129,14 @@ def units(chosen: Sequence[str], lexicon: Lexicon) -> F64:
 def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str]) -> tuple[F64, F64]:
     """t (n, d) and c (n, d) of n words that may follow those written; t is 0 where a word carries no mark.
 
-    It carries none if it is among the first k words, if it has no row, if that has occurred as often
-    as it may, or if the same context has occurred in the text. Hosts write tokens: one that begins a word
-    stands for that word, and one that extends the last word for the longer word, after the words ``written``
-    before the last.
+    It carries none if it is among the first k words, if it has no row, if that has occurred as often as it
+    may, if no word of its context has a row, or if the same context has occurred in the text. Hosts write
+    tokens. One that begins a word stands for that word. One that extends the last word stands for the longer
+    word, in the context of the last one: ``written`` are then the words before the last.
     """
     around = windows(written)
     rows = [tuple(lexicon.rows(window)) for window in around]
-    context = len(written) >= CONTEXT and rows[-1] not in rows[1:-1]
+    context = len(written) >= CONTEXT and rows[-1] not in rows[1:-1]  # the first window is always empty
     occurred = Counter(lexicon.rows(written).tolist())
     carries = [context and occurred[row] < lexicon.limits[row] for row in lexicon.rows(chosen).tolist()]
     c = contexts(around[-1:], lexicon)
@@ -154,12 +167,17 @@ def keyed_noise(t: F64, c: F64, W: F64, r: F64) -> F64:
     return np.asarray(np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * r, r))
 
 
-def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
-    """x (n,): what the noise of earlier steps leaves open of y (n,), the likeliest candidate first."""
+def innovations(y: F64, t: F64, c: F64, past: Sequence[Revealed]) -> F64:
+    """x (n,): what is new in y (n,), given the noise of earlier steps; the likeliest candidate first.
+
+    The square root is the symmetric one, which leaves x as close to y as it can be.
+    """
+    nothing = Revealed(t[:0], c[:0], y[:0])
+    past_t, past_scaled, past_y = map(np.concatenate, zip(*past, nothing, strict=True))
     scaled = np.sqrt(shares(len(t))) * c
-    root = inverse_root(covariance(past.t, past.c, past.t, past.c), 1.0)
-    B = root @ covariance(past.t, past.c, t, scaled)
-    rest = y - B.T @ (root @ past.y)
+    root = inverse_root(covariance(past_t, past_scaled, past_t, past_scaled), 1.0)
+    B = root @ covariance(past_t, past_scaled, t, scaled)
+    rest = y - B.T @ (root @ past_y)
     left = 1.0 - np.sum(B**2, axis=0)
     x = rest / np.sqrt(left)
     n = slice(INDEPENDENT)
@@ -168,12 +186,8 @@ def innovations(y: F64, t: F64, c: F64, past: Revealed) -> F64:
     return np.asarray(x)
 
 
-def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, y: F64, past: Revealed) -> F64:
-    """The numbers (n,) of n candidates, the likeliest first; the one with the largest number is next.
-
-    ``logits`` (n,) are the host's after temperature and filters, ``y`` (n,) the candidates' noise. Where a
-    candidate carries no mark, t or c is 0, as they are for all but the 256 likeliest tokens.
-    """
+def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, y: F64, past: Sequence[Revealed]) -> F64:
+    """The numbers (n,) of n candidates, the likeliest first; the one with the largest number is next."""
     u = np.einsum("id,de,ie->i", t, W, c)
     return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, t, c, past))))
 
@@ -188,6 +202,18 @@ def remembered(logits: F64, t: F64, c: F64, y: F64, best: int, past: Sequence[Re
     used = [i for i in used if t[i].any() and c[i].any() and np.isfinite(logits[i])]
     scaled = np.sqrt(shares(len(t))) * c
     return [*past, Revealed(t[used], scaled[used], y[used])][-STEPS:] if used else list(past)
+
+
+def step(logits: F64, t: F64, c: F64, W: F64, r: F64, past: Sequence[Revealed]) -> tuple[int, list[Revealed]]:
+    """One step of marking: which candidate is next, and what the last steps have revealed after it.
+
+    ``logits`` (n,) are the host's after temperature and filters, the likeliest first. t and c (n, d) are
+    those of `candidates`: 0 where a candidate carries no mark, as all but the 256 likeliest tokens do. ``r``
+    (n,) are fresh standard normals. ``past`` is empty at first.
+    """
+    y = keyed_noise(t, c, W, r)
+    best = int(np.argmax(perturbed_logits(logits, t, c, W, y, past)))
+    return best, remembered(logits, t, c, y, best, past)
 
 
 # Testing
@@ -227,7 +253,8 @@ def flattened(M: F64, L: float) -> F64:
 
         f(M) = M − Σ_j (s_j − b)₊ l_j r_jᵀ,    b = limit · ‖f(M)‖ / √min(L, d)
 
-    The limit is 2.5; from L = 2d on it falls with ∛L. b is on both sides, and 30 rounds find it.
+    The limit is 2.5; from L = 2d on it falls as 1/∛L, but not below 1.05. f(M) depends on b, and b on f(M):
+    30 rounds from b = ∞ find it.
     """
     d = len(M)
     limit = max(LIMIT * min(2.0 * d / L, 1.0) ** (1 / 3), LEAST_LIMIT)
