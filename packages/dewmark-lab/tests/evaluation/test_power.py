@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import norm
-from tests.stats.test_power import LENGTHS, marked
+from tests.evaluation.test_power_model import LENGTHS, marked
 
 from dewmark.errors import InputError
 from dewmark_lab.evaluation import power

@@ -22,7 +22,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import Row
+from dewmark.serving_rows import Row, open_rows
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -161,7 +161,8 @@ def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
     processor = start(scheme, settings)
     bindable = processor._config.scheme
     markers = {
-        name: bindable.bind(key, host.info, Workspace(cache=tmp_path)).rows(CPU) for name, key in KEYS.items()
+        name: open_rows(bindable.bind(key, host.info, Workspace(cache=tmp_path)), CPU)
+        for name, key in KEYS.items()
     }
     engine = Engine(random.Random(number))
     seen = 0

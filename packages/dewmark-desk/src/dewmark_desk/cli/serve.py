@@ -215,7 +215,7 @@ def serve(
         float, typer.Option(metavar="P", help="The loosest level that a request may ask for.")
     ] = 0.05,
     public_fpr: Annotated[
-        float, typer.Option(metavar="P", help="The same for public tokens, if it is smaller.")
+        float, typer.Option(metavar="P", help="The level for public tokens, or --fpr if that is smaller.")
     ] = 1e-4,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -227,10 +227,6 @@ def serve(
     Every option can also be set in a TOML file (--config, one line per option: port = 8080) or in the
     environment (DEWMARK_SERVE_PORT=8080); the command line wins over the environment, and that over the file.
     """
-    from dewmark.extras import require
-
-    for module in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "multipart"):
-        require(module, extra="serve")
     from dewmark_desk.monitoring import set_up_logging
     from dewmark_desk.settings import Settings, default_store
     from dewmark_desk.supervisor import Supervisor, listen

@@ -1,4 +1,4 @@
-"""The secret linear maps R_T (d_T x n) and R_C (d_C x n) that obfuscate the two embedding spaces.
+"""The key's matrices: W of `dew`, and R_T (d_T x n) and R_C (d_C x n) of the paper.
 
 Gaussian (section 3.1). Entries are independent standard normals. For a fixed unit vector e the projection
 eR is spherical, so after normalisation p_T·p_C has mean 0 and variance 1/n over keys; by Johnson and
@@ -8,7 +8,7 @@ Orthogonal (appendix B). With n = lcm(d_T, d_C) and j = n/d blocks, each a squar
 orthogonal group (Haar), R = [Q_1 | … | Q_j]/√j. Rows are orthonormal, R Rᵀ = I, so inner products, norms
 and angles within one space are preserved exactly.
 
-Full (ours, for words). One matrix W (d_T x d_C) of independent standard normals replaces R_T R_Cᵀ/√n, its
+Full (`dew`). One matrix W (d_T x d_C) of independent standard normals replaces R_T R_Cᵀ/√n, its
 limit for large n. Then u = ê_T W ê_Cᵀ is exactly N(0, 1) over keys, any linear sum of u is exactly normal,
 and a key takes half the numbers.
 """

@@ -1,1 +1,1 @@
-"""Code that runs on CUDA devices only: kernels and captured graphs."""
+"""Kernels and captured graphs for CUDA devices, and the constants that they share with the torch step."""

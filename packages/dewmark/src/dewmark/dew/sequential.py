@@ -65,7 +65,7 @@ class SequentialDetector:
         if uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not follow streams")
         self.fpr = fpr
-        self.wordser, self._uses = reader, uses
+        self._reader, self._uses = reader, uses
         (self._prompt,) = reader.tokenize([prompt or ""])
         self._text = ""
         self.words = 0  # read, scored or not
@@ -129,11 +129,11 @@ class SequentialDetector:
     def _advance(self, *, final: bool) -> float:
         if not self._text.strip():
             return self.p_value
-        (text,) = self.wordser.tokenize([self._text])
+        (text,) = self._reader.tokenize([self._text])
         known = len(text.ids) if final else len(text.ids) - 1
         if known <= self.words:
             return self.p_value
-        reading = self.wordser.read([text], [self._prompt])
+        reading = self._reader.read([text], [self._prompt])
         (pairs,), contexts = reading.texts, reading.context_rows
         for place in range(self.words, known):
             pair = int(pairs.positions[place])

@@ -1,4 +1,4 @@
-"""Contexts of DEW: from the last k tokens to a unit vector ê_C.
+"""Contexts of `dew-paper`, from the last k tokens to a unit vector ê_C; `lexicon` has those of `dew`.
 
 ``window`` (the paper): e_C = M_C(text of the last k tokens). Every distinct window is encoded once.
 ``composed`` (ours): e_C = mean of M_C(token) over the last k tokens. Every token is encoded once ever, the

@@ -1,1 +1,1 @@
-"""Null distributions, tests and metrics: arrays in, numbers out; independent of models, texts and keys."""
+"""Null distributions and tests: arrays in, numbers out; independent of models, texts and keys."""

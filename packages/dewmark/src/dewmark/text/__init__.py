@@ -1,1 +1,1 @@
-"""Text: words, growing texts, sentences, languages and windows; independent of models and keys."""
+"""Text: words, pieces of words, languages and windows; independent of models and keys."""
