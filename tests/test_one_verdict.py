@@ -77,7 +77,7 @@ def texts_near(
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return [*texts_near(KEY, 60, z=(1.9, 2.75), tilt=1.4), SHORT, WELSH]
+    return [*texts_near(KEY, 200, z=(1.9, 2.75), tilt=1.4), SHORT, WELSH]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def results_of_a_job(client: TestClient, texts: list[str]) -> list[dict]:
 
 def test_the_texts_lie_on_both_sides_of_the_level(expected):
     verdicts = [verdict for verdict, _ in expected]
-    assert min(verdicts.count("marked"), verdicts.count("not_marked")) > 12
+    assert min(verdicts.count("marked"), verdicts.count("not_marked")) > 40
     assert verdicts[-2] == "too_short"
     assert verdicts[-1] in ("unsupported_language", "not_marked", "too_short")
 
@@ -190,7 +190,7 @@ def test_the_service_its_jobs_and_its_reports(texts, expected, key_file, tmp_pat
     with open_client(tmp_path, {"acme": dewmark.load_scheme(KEY)}) as client:
         agree(expected, detect_over_http(client, texts))
         agree(expected, results_of_a_job(client, texts))
-        for i in (*range(0, 60, 12), -2, -1):
+        for i in (*range(0, 200, 40), -2, -1):
             claims = client.post("/v1/reports", json={"text": texts[i]}).json()["claims"]
             agree([expected[i]], [claims])
     text = tmp_path / "one.txt"
@@ -237,7 +237,7 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
     folder.mkdir()
     for i, key in enumerate(keys):
         key.save(folder / f"{i}.key")
-    some = texts[::3]
+    some = texts[::10]
     wanted = [answer(each.best) for each in dewmark.identify(some, keys)]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
