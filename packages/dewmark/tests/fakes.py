@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def replace_encoders(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setattr("dewmark.encoders.loaded", {})
     monkeypatch.setattr("dewmark.encoders.create", lambda name, **_: encoder)
     monkeypatch.setattr("dewmark.scheme.encoder_languages", lambda name: encoder.languages)
+    monkeypatch.setattr("dewmark.dew.scheme._READERS", weakref.WeakValueDictionary())  # of other lexicons
     load = lexicon.load_lexicon
     monkeypatch.setattr(
         "dewmark.dew.scheme.load_lexicon",
