@@ -18,7 +18,6 @@ from tests.fakes import BagEncoder
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.hosts.fake import FakeHost
 
 STRONG = ("--set", "strength=6")
 
@@ -28,6 +27,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
     """Every host name stands for one tiny model."""
     import dewmark.hosts
     import dewmark.watermark
+    from dewmark.hosts.fake import FakeHost
 
     host = FakeHost()
     for module in (dewmark.hosts, dewmark.watermark):
@@ -39,6 +39,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
 @functools.cache
 def partly_marked() -> str:
     """100 unmarked words, 120 marked ones and 100 unmarked again."""
+    from dewmark.hosts.fake import FakeHost
+
     tiny = FakeHost()
     scheme = dewmark.load_scheme(Key(SECRET), host=tiny.info, settings={"strength": 6.0})
     (marked,) = tiny.generate(
