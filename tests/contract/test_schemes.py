@@ -16,13 +16,9 @@ VARIANTS = (
     "dew-paper context_encoding=composed whiten_contexts=true",
     "dipmark repeats=skip",
     "exp repeats=keep",
-    "kgw hashing=additive",
-    "kgw hashing=min",
     "kgw hashing=self",
-    "kgw hashing=skip",
     "morphmark form=linear",
     "synthid leaves=3",
-    "unbiased reweight=delta",
 )
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.contract) for name in SCHEMES]
 
