@@ -18,13 +18,14 @@ KERNELS = [  # read as text, because Triton need not be installed
     if isinstance(function, ast.FunctionDef)
     and any("triton.jit" in ast.unparse(each) for each in function.decorator_list)
 ]
-# In Triton 3.6 and some versions before it.
+# In Triton 3.6, some versions before it, and 3.9.
 _NAMES = """
-JITCallable allow_fp8e4nv allowed_dot_input_precisions arch args backend backend_name cluster_dims debug
+JITCallable allow_fp8e4nv allowed_dot_input_precisions arch args backend backend_name clc cluster_dims debug
 default_dot_input_precision deprecated_fp8_dot_operand_dtypes device device_type enable_fp_fusion
-enable_reflect_ftz extern_libs grid instrumentation_mode ir_override kwargs launch_cooperative_grid launch_pdl
-max_num_imprecise_acc_default maxnreg num_ctas num_stages num_warps options params ptx_options ptx_version
-sanitize_overflow self specialization specialize_impl stream supported_fp8_dtypes warmup warp_size
+enable_reflect_ftz extern_libs fpsan_homomorphic_casts grid instrumentation_mode ir_override kwargs
+launch_cooperative_grid launch_pdl max_num_imprecise_acc_default maxnreg min_shared_mem num_ctas num_stages
+num_warps options params ptx_options ptx_version sanitize_overflow sched4reg self specialization
+specialize_impl stream supported_fp8_dtypes warmup warp_size
 """
 RESERVED = frozenset(_NAMES.split())
 
