@@ -75,7 +75,8 @@ def guarded(*scopes: Scope, errors: tuple[int, ...] = BODY) -> dict[str, Any]:
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's error responses for the OpenAPI document."""
     return {
-        status: {"model": ErrorResponse, "description": _REASONS[status]} for status in sorted(set(statuses))
+        status: {"model": ErrorResponse, "description": _REASONS[status], "content": {"application/json": {}}}
+        for status in sorted(set(statuses))
     }
 
 
