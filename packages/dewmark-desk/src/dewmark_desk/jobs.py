@@ -265,14 +265,18 @@ class Jobs:
                     attempts=1,  # the job makes progress, so it did not kill its workers
                 )
             ).rowcount
+            first = _first(connection, job)
             for one in scored if mine else ():
+                found = one.result or {}
+                kept = {name: value for name, value in found.items() if first.get(name, self) != value}
+                first = found if one.number == 0 else first
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
                     .values(
                         length=one.length,
                         p_value=one.p_value,
-                        result=None if one.result is None else json.dumps(one.result, ensure_ascii=False),
+                        result=None if one.result is None else json.dumps(kept, ensure_ascii=False),
                     )
                 )
                 connection.execute(
@@ -317,7 +321,11 @@ class Jobs:
         )
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
-        return [{"number": row.number, "id": row.name, **json.loads(row.result or "{}")} for row in rows]
+            first = _first(connection, job)
+        return [
+            {"number": row.number, "id": row.name, **(first | json.loads(row.result) if row.result else {})}
+            for row in rows
+        ]
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
@@ -359,6 +367,13 @@ class Jobs:
         return sa.update(jobs).where(
             jobs.c.id == job.id, jobs.c.state == "running", jobs.c.worker == self.worker
         )
+
+
+def _first(connection: sa.Connection, job: Job) -> dict[str, Any]:
+    """The first result of a job, which is kept whole; of the others only what differs from it."""
+    number_0 = sa.select(items.c.result).where(items.c.job == job.id, items.c.number == 0)
+    found: dict[str, Any] = json.loads(connection.execute(number_0).scalar() or "{}")
+    return found
 
 
 def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
