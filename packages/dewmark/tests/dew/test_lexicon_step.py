@@ -9,8 +9,10 @@ from tests.fakes import tiny_lexicon
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
+from dewmark.dew.word_step import WordStates, WordTables
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.hosts.fake import FakeHost
+from dewmark.text.trie import build_trie
 from dewmark.workspace import Workspace
 
 PROMPT = "the old bridge over the river"
@@ -43,6 +45,20 @@ def test_marking_and_detection_see_the_same_alignments(host, bag_encoder, tmp_pa
     assert aligned.rows[0, 0] > 0  # with bytes the last token only ends the word
     unit, context = reading.token_rows[pairs.tokens[last]], reading.context_rows[pairs.windows[last]]
     assert float(aligned.u[0, 0]) == pytest.approx(float(unit @ bound.W @ context), abs=2e-3)
+
+
+def test_a_word_inside_a_token_is_scored_as_that_word(tmp_path) -> None:
+    """A token that holds a whole word and more, as tokens of Chinese do, is scored as the word."""
+    lexicon = load_lexicon(str(tiny_lexicon()), workspace=Workspace(cache=tmp_path))
+    pieces = [" the", " old", " road", " bridge", " bridge'", ""]
+    trie = build_trie(lexicon.forms, pieces, special=frozenset({5}))
+    assert trie.inner[4] == lexicon.rows(["bridge"])[0] > 0
+    texts = WordStates(WordTables(trie, lexicon, device=CPU), 1, k=3)
+    texts.push(torch.tensor([[0, 1, 2]]))
+    W = torch.randn(lexicon.dim, lexicon.dim, generator=torch.Generator().manual_seed(1))
+    aligned = texts.align(torch.tensor([[3, 4]]), W)
+    assert bool(aligned.begins.all())
+    assert float(aligned.u[0, 0]) == float(aligned.u[0, 1]) != 0.0
 
 
 def test_a_word_that_was_written_carries_no_mark_again(bag_encoder, tmp_path) -> None:

@@ -523,9 +523,9 @@ def align(  # type: ignore[no-untyped-def]
         LEVELS,
     )
     begins = ends | (is_open == 0)
-    word = tl.load(words + after)
-    held = ends & (tl.load(inner + ids) >= 0)
-    word = tl.where(((begins == 0) & (word == own)) | held, 0, word)
+    first = tl.load(inner + ids)
+    word = tl.where(ends & (first >= 0), first, tl.load(words + after))
+    word = tl.where((begins == 0) & (word == own), 0, word)
     # the two contexts, with and without the open word
     place = tl.arange(0, K_ROOM)
     window = tl.load(recent + row * K + place, mask=place < K, other=0)

@@ -6,8 +6,9 @@ few gathers on whatever device the logits are on; nothing waits for the device, 
 
 A candidate that begins a word is scored as that word, after the k words before it. One that extends the open
 word is scored as the longer word, after the words before that one: "run" and then "ning" are two choices in
-one context. A word that the lexicon does not list borrows a row by its spelling. Candidates without a row
-carry no mark, nor do the first k words of a text.
+one context. One that holds two words, as tokens of Chinese and Japanese do, is scored as the first. A word
+that the lexicon does not list borrows a row by its spelling. Candidates without a row carry no mark, nor do
+the first k words of a text.
 
     u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
 
@@ -235,9 +236,9 @@ class WordStates:
         is_open, own = tables.opens[state], tables.rows[state]
         after, ends = tables.follow(state, candidates)
         begins = ends | ~is_open
-        rows = tables.rows[after]
-        unchanged = ~begins & (rows == own)
-        rows = rows.masked_fill(unchanged | (ends & (tables.inner[candidates] >= 0)), 0)
+        inner = tables.inner[candidates]
+        rows = torch.where(ends & (inner >= 0), inner, tables.rows[after])
+        rows = rows.masked_fill(~begins & (rows == own), 0)
         vectors = tables.contexts[s.recent].float()
         extended = vectors.sum(dim=1)
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
