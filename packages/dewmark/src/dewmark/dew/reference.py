@@ -131,8 +131,9 @@ def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str
 
     It carries none if it is among the first k words, if it has no row, if that has occurred as often as it
     may, if no word of its context has a row, or if the same context has occurred in the text. Hosts write
-    tokens. One that begins a word stands for that word. One that extends the last word stands for the longer
-    word, in the context of the last one: ``written`` are then the words before the last.
+    tokens. One that begins a word stands for that word, and one that holds two stands for the first. One that
+    extends the last word stands for the longer word, in the context of the last one: ``written`` are then the
+    words before the last.
     """
     around = windows(written)
     rows = [tuple(lexicon.rows(window)) for window in around]
