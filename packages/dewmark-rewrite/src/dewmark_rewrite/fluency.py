@@ -44,10 +44,13 @@ Judge = Callable[[str], "CausalReading"]
 
 
 def causal_judge(name: str, *, device: str = "auto", progress: Progress | None = None) -> Judge:
-    """Open a host to judge with."""
+    """Open a host to judge with, in bfloat16 where a CPU multiplies that in hardware: 3 times as fast."""
+    import torch
+
     from dewmark.hosts.transformers.model import load_host
 
-    host = load_host(name, device=device, dtype="float32", progress=progress)
+    able = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16")  # torch 2.9 or newer
+    host = load_host(name, device=device, dtype="bfloat16" if able else "float32", progress=progress)
     return functools.partial(CausalReading, host)
 
 

@@ -54,12 +54,19 @@ _NOUNS = frozenset({"NN1", "NN2"})
 _JOINED = _NOUNS | {"AJ0"}  # the words of an item of a list
 _WIDEST, _MOST_ITEMS = 3, 5  # words of an item, and items of a list
 _SAYING = frozenset(
-    {"argue", "believe", "claim", "explain", "feel", "hope", "know", "note", "realize", "say", "think"}
+    {
+        *("argue", "assume", "believe", "claim", "explain", "feel", "hope", "insist", "know", "mean", "note"),
+        *("realize", "say", "suspect", "think"),
+    }
 )
+_BEGINNING = frozenset({"begin", "continue", "hate", "love", "prefer", "start"})  # "to do" or "doing"
+_PAIRED = frozenset({"AV0", "VVG", "VVI", "VVN"})
+_MOVING = frozenset({"also", "always", "never", "now", "often", "sometimes", "soon", "still"})
+_NUMBERS = {"this": "NN1", "that": "NN1", "these": "NN2", "those": "NN2"}
 _FINITE = frozenset(
     {"VVZ", "VVB", "VVD", "VBZ", "VBB", "VBD", "VHZ", "VHB", "VHD", "VM0"}
 )  # verbs of a clause
-_SUBJECTS = frozenset({"he", "she", "they", "we", "I"})
+_SUBJECTS = frozenset({"he", "she", "they", "we", "I", "you", "it"})
 _PLURALS = {"person": "people"}
 
 
@@ -121,6 +128,7 @@ class Thesaurus:
                 for end, new in (
                     *(pair for each in changes for pair in each(tagged, i)),
                     *_turned(tagged, i),
+                    *_small_words(tagged, i),
                 ):
                     span = TextSpan(tagged[i].span.start, tagged[end].span.end)
                     old = text[span.start : span.end]
@@ -158,7 +166,7 @@ class Thesaurus:
                 return
             spelled.append(token.text.lower().replace("’", "'"))
             for new in self._groups["x"].get(" ".join(spelled), ()):
-                if _article_fits(tagged, i, new):
+                if _article_fits(tagged, i, new) and _number_fits(tagged, end, new):
                     yield end, new
 
     def _added(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
@@ -249,6 +257,10 @@ def _inflected(lemma: str, inflection: str) -> str | None:
     """A lemma's form, if it has exactly one that is sure; phrases and adverbs stay as they are."""
     if inflection in ("NN", "VB", "JJ", "RB"):
         return lemma
+    if inflection.startswith("VB") and " " in lemma:  # the verb of a phrase: "find out"
+        verb, _, rest = lemma.partition(" ")
+        form = _inflected(verb, inflection)
+        return form and f"{form} {rest}"
     if " " in lemma or "-" in lemma or (inflection == "NNS" and lemma in _MASS):
         return None
     if inflection == "NNS" and lemma in _PLURALS:
@@ -284,6 +296,8 @@ def _places(before: TaggedWord, here: TaggedWord) -> Iterator[str]:
         yield "adjective"
     if here.tag in _NOUNS and before.tag in ("AT0", "DPS", "DT0"):
         yield f"noun {here.tag}"
+    if here.tag in _NOUNS and before.tag == "DPS":
+        yield "possession"
     if here.tag == "PRP" and (before.tag in _NOUNS or before.tag.startswith("VV")):
         yield "preposition"
     if here.tag == "VVN" and before.tag in _NOUNS:
@@ -338,8 +352,8 @@ def _items(tagged: Sequence[TaggedWord], i: int) -> list[tuple[int, int]]:
 
 
 def _turned(tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
-    """Changes of order and of small words: a list turned round, "that" left out, put in or become "which"."""
-    here, *after = tagged[i : i + 4]
+    """Other orders: the items of a list, two verbs or adverbs joined by "and", an adverb and an auxiliary."""
+    here, *after = tagged[i : i + 3]
     before = tagged[i - 1] if i else None
     if before is None or (before.tag not in _JOINED and before.text not in (",", "and", "or", "/")):
         items = _items(tagged, i)
@@ -347,6 +361,8 @@ def _turned(tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
         for a, b in itertools.combinations(range(len(items)), 2):
             order = list(texts)
             order[a], order[b] = texts[b], texts[a]
+            if len(items) == 2 and tagged[items[0][1] + 1].text == "and":
+                yield items[-1][1], f"both {texts[0]} and {texts[1]}"
             if _article_fits(tagged, i, order[0]) and len(items) <= _MOST_ITEMS:
                 between = [tagged[items[n][1] + 1 : items[n + 1][0]] for n in range(len(items) - 1)]
                 joints = [
@@ -356,18 +372,55 @@ def _turned(tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
                     items[-1][1],
                     " ".join(f"{text}{joint}" for text, joint in zip(order, [*joints, ""], strict=True)),
                 )
-    if here.lemma in _SAYING and here.tag.startswith("VV") and here.text.islower() and after:
-        if after[0].text in _SUBJECTS:
-            yield i, f"{here.text} that"
-        elif after[0].text == "that" and len(after) > 1 and after[1].text in _SUBJECTS:
-            yield i + 1, here.text
-    clause = i > 0 and tagged[i - 1].tag in ("NN1", "NN2") and after and after[0].tag in _FINITE
+    if before is None or len(after) < 2 or not (here.text + after[0].text + after[1].text).islower():
+        return
+    joined, other = after
+    if here.tag in _PAIRED and other.tag == here.tag and joined.text in ("and", "or"):
+        yield i + 2, f"{other.text} {joined.text} {here.text}"
+    for adverb, helper in ((here, joined), (joined, here)):
+        moves = adverb.tag == "AV0" and (adverb.text.endswith("ly") or adverb.text in _MOVING)
+        if moves and helper.tag.startswith(_HELPERS) and other.tag.startswith("V") and before.text != ",":
+            yield i + 1, f"{joined.text} {here.text}"
+
+
+def _small_words(tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
+    """Words of grammar that a sentence can do with or without ("that", "to"), and "to do" as "doing"."""
+    here, *after = tagged[i : i + 3]
+    if not after or (i > 0 and here.text != here.text.lower()):
+        return
+    following, second = after[0], after[1] if len(after) > 1 else None
+    says = here.lemma in _SAYING and here.tag.startswith("VV")
+    named = here.tag in _NOUNS and i > 0 and tagged[i - 1].tag != "PRP"
+    verb = second is not None and second.tag in _FINITE
+    if (says and _clause(tagged, i + 1)) or (named and verb and following.text in _SUBJECTS):
+        yield i, f"{here.text} that"
+    elif following.text == "that" and (
+        (says and _clause(tagged, i + 2)) or (named and second is not None and second.text in _SUBJECTS)
+    ):
+        yield i + 1, here.text
+    clause = i > 0 and tagged[i - 1].tag in _NOUNS and following.tag in _FINITE
     if clause and here.text in ("that", "which"):
         yield i, "which" if here.text == "that" else "that"
-    if here.lemma == "help" and after and after[0].tag == "VVI" and here.text.islower():
+    if here.lemma == "help" and following.tag == "VVI":
         yield i, f"{here.text} to"
-    elif here.lemma == "help" and len(after) > 1 and after[0].text == "to" and after[1].tag == "VVI":
+    elif here.lemma == "help" and following.text == "to" and second is not None and second.tag == "VVI":
         yield i + 1, here.text
+    if here.lemma in _BEGINNING and here.tag in ("VVB", "VVD", "VVZ", "VVI", "VVN"):
+        if following.text == "to" and second is not None and second.tag == "VVI":
+            if doing := _inflected(second.lemma, "VBG"):
+                yield i + 2, f"{here.text} {doing}"
+        elif following.tag == "VVG":
+            yield i + 1, f"{here.text} to {following.lemma}"
+
+
+def _clause(tagged: Sequence[TaggedWord], i: int) -> bool:
+    """Whether a clause with a subject and a verb of its own seems to begin with token i."""
+    if i >= len(tagged) or tagged[i].text in _SUBJECTS:
+        return i < len(tagged)
+    if tagged[i].tag not in ("AT0", "DPS", "NN2", "NP0"):
+        return False
+    rest = itertools.takewhile(lambda token: token.text[0].isalpha(), tagged[i + 1 : i + 7])
+    return any(token.tag in _FINITE for token in rest)
 
 
 def _agrees(tagged: Sequence[TaggedWord], i: int, new: str, lemma: str, inflection: str) -> bool:
@@ -379,6 +432,15 @@ def _agrees(tagged: Sequence[TaggedWord], i: int, new: str, lemma: str, inflecti
         if j >= 0 and tagged[j].text.lower() in _SINGLE:
             return False
     return _article_fits(tagged, i, new)
+
+
+def _number_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:
+    """Whether "these" or "this" in the place of token i stands before a noun of its number."""
+    if new not in _NUMBERS:
+        return True
+    rest = itertools.dropwhile(lambda token: token.tag in ("AJ0", "AV0", "ORD"), tagged[i + 1 :])
+    noun = next(rest, None)
+    return noun is not None and noun.tag == _NUMBERS[new] and noun.text.islower()
 
 
 def _article_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:

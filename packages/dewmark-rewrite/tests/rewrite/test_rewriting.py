@@ -163,6 +163,7 @@ class TestSearch:
         [
             ("big", "large", 1),
             ("wind and rain", "rain and wind", 2),
+            ("has also been", "also has been", 1),
             ("say", "say that", 1),
             ("as well as", "and", 3),
         ],
@@ -226,11 +227,11 @@ def test_only_likely_changes_that_would_be_taken_are_read(detector):
         assert detector.scheme.detect(apply(TEXT, [each])).z > z
 
 
-def test_no_change_comes_more_than_twice(far):
+def test_no_change_comes_more_than_three_times(far):
     brought = Counter(frozenset(s.change.new.lower().split()) - frozenset(s.change.old.lower().split())
                       for s in far.steps)  # fmt: skip
     del brought[frozenset()]
-    assert max(brought.values()) <= 2
+    assert 1 < max(brought.values()) <= 3
 
 
 def test_a_watermark_rewrites(monkeypatch):
