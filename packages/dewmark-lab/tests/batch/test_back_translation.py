@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tests.batch.many import export_kgw
 
-from dewmark import translation
+from dewmark import Key, translation
 from dewmark.batch import DetectorSpec, Document, scorers
+from dewmark.cli.app import main
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
@@ -41,6 +42,15 @@ def test_only_languages_with_a_translator_are_brought_back(monkeypatch):
     assert made == [None, f"en: {FRENCH}", None, None, f"en: {FRENCH}"]
     assert asked == [("fr", "en", [FRENCH, FRENCH])]
     assert {"fr", "pt"} <= set(translation.back_languages())
+
+
+@pytest.mark.parametrize(("text", "hints"), [(FRENCH, True), (ENGLISH, False), (GERMAN, False)])
+def test_the_command_says_that_a_text_can_be_translated_back(capsys, tmp_path, text, hints) -> None:
+    file, key = tmp_path / "text.txt", tmp_path / "my.key"
+    file.write_text(text, encoding="utf-8")
+    Key(bytes(32)).save(key)
+    assert main(["detect", "--key", str(key), str(file)]) == 0
+    assert ("--translate-back" in capsys.readouterr().out) == hints
 
 
 def scored_with(monkeypatch, detector, values, *, fpr=0.01):

@@ -14,7 +14,7 @@ from dewmark.registry import TRANSLATORS
 from dewmark.text.languages import guess_language
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Translator", "back_languages", "translate_back"]
+__all__ = ["Translator", "back_languages", "can_translate_back", "translate_back"]
 
 _INTO_ENGLISH = "-en"
 
@@ -34,6 +34,11 @@ class Translator(Protocol):
 def back_languages() -> dict[str, str]:
     """The languages that can be translated into English, with the identity of each translator."""
     return {name.removesuffix(_INTO_ENGLISH): open_translator(name).identity for name in _names()}
+
+
+def can_translate_back(language: str | None) -> bool:
+    """Whether an installed package translates this language, an ISO 639 code, into English."""
+    return f"{language}{_INTO_ENGLISH}" in _names()
 
 
 def open_translator(name: str, *, device: str = "auto") -> Translator:

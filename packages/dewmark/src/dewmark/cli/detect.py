@@ -245,6 +245,7 @@ class _Verdicts:
 def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True) -> None:
     """Print the verdict on a text, remarks and, if asked, the coloured text."""
     from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
+    from dewmark.translation import can_translate_back
 
     found, manifest = scored.detection, scored.row["manifest"]
     console.print(verdict_line(str(scored.id), found).append(_key_note(scored) + note))
@@ -252,6 +253,8 @@ def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True
     if found.verdict.conclusive:
         left = scored.row.get("not_tested", ())
         notes += [f"not tested: {each['key_file']} ({each['scheme']}): {each['reason']}" for each in left]
+    if not found.is_marked and "translated_back" not in scored.row and can_translate_back(found.language):
+        notes.append("a translation hides a mark: --translate-back also tests this text in English")
     for each in notes:
         console.print(f"    {printable(each)}", markup=False, highlight=False)
     if text:
