@@ -20,6 +20,7 @@ COLUMNS = (
     (QWEN, "chat", "price"),
     (SMOLLM2, "openings", "found"),
     (SMOLLM2, "openings", "French by OPUS-MT"),
+    (SMOLLM2, "openings", "French by OPUS-MT, translated back"),
     (SMOLLM2, "openings", "price"),
 )
 ROWS = {
