@@ -83,7 +83,7 @@ def test_detection_without_a_host_names_the_remedy(name: str) -> None:
 
 
 def test_bad_parameters_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="threshold must not be negative"):
+    with pytest.raises(ConfigError, match="threshold must be at least 0"):
         SWEET(threshold=-0.1)
     with pytest.raises(ConfigError, match="prefix must be at least 1"):
         EWD(prefix=0)

@@ -14,11 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dewmark import storage
 from dewmark.attack import Attack
-from dewmark.config import check_rules
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
 
@@ -51,11 +50,7 @@ class Delete(Attack):
 
     name: ClassVar[str] = "delete"
     summary: ClassVar[str] = "deletes each word with probability r"
-    r: float = 0.3
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if r is not a probability."""
-        check_rules((0.0 <= self.r <= 1.0, "r", "lie in [0, 1]", self.r))
+    r: Annotated[float, "in [0, 1]"] = 0.3
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Delete words from each text."""
@@ -75,11 +70,7 @@ class Truncate(Attack):
 
     name: ClassVar[str] = "truncate"
     summary: ClassVar[str] = "keeps the first n words"
-    n: int = 100
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if nothing would remain."""
-        check_rules((self.n >= 1, "n", "be at least 1", self.n))
+    n: Annotated[int, "at least 1"] = 100
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """Truncate each text."""
@@ -96,15 +87,11 @@ class CopyPaste(Attack):
     name: ClassVar[str] = "copy-paste"
     summary: ClassVar[str] = "pastes segments of the text into human text of the same total length"
     human: str = ""
-    share: float = 0.25
-    segments: int = 1
+    share: Annotated[float, "in [0, 1]"] = 0.25
+    segments: Annotated[int, "at least 1"] = 1
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or there is no human text."""
-        check_rules(
-            (0.0 <= self.share <= 1.0, "share", "lie in [0, 1]", self.share),
-            (self.segments >= 1, "segments", "be at least 1", self.segments),
-        )
+        """Raise `ConfigError` if there is no human text."""
         if not self.human:
             raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
 

@@ -33,7 +33,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ from scipy.special import gammaincc
 from scipy.stats import nbinom
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import (
     EngineBound,
@@ -155,20 +154,13 @@ class VLLMGumbel(EngineScheme):
     needs: ClassVar[Needs] = Needs(final_distribution=True)
     bound = BoundVLLMGumbel
 
-    context_width: int = 4
+    context_width: Annotated[int, "at least 1"] = 4
     """The server's ``context_width``: the number of preceding ids that key the choice."""
-    max_history: int = 8192
+    max_history: Annotated[int, "at least 1"] = 8192
     """The server's ``deduplicate_contexts_max_history``: how long a context counts as seen; for marking."""
 
     deduplicate_contexts: bool = True
     """False for a server with ``deduplicate_contexts`` none: repeated contexts are marked, and count."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
-            (self.max_history >= 1, "max_history", "be at least 1", self.max_history),
-        )
 
 
 class BoundDualKeyGumbel(BoundVLLMGumbel):
@@ -205,13 +197,8 @@ class VLLMDualKeyGumbel(VLLMGumbel):
     summary: ClassVar[str] = "vLLM's mark for speculative decoding (dual_key_gumbel)"
     bound = BoundDualKeyGumbel
 
-    alpha: float = 0.1
+    alpha: Annotated[float, "in [0, 1]"] = 0.1
     """The server's α: the probability that a token follows key B, and the weight of key B."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules((0.0 <= self.alpha <= 1.0, "alpha", "lie in [0, 1]", self.alpha))
 
 
 def fused_tail(total: float, n: int, alpha: float) -> float:
@@ -275,22 +262,10 @@ class SGLangGumbel(EngineScheme):
     most_numbers: ClassVar[int] = 2
     bound = BoundSGLangGumbel
 
-    context_window: int = 4
+    context_window: Annotated[int, "in [1, 64]"] = 4
     """The server's ``context_window``: the number of preceding ids that key the choice."""
-    mixing_probability: float = 0.5
+    mixing_probability: Annotated[float, "in (0, 1)"] = 0.5
     """The server's ``mixing_probability`` of key A; for two keys."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (1 <= self.context_window <= 64, "context_window", "lie in 1 to 64", self.context_window),
-            (
-                0.0 < self.mixing_probability < 1.0,
-                "mixing_probability",
-                "lie in (0, 1)",
-                self.mixing_probability,
-            ),
-        )
 
 
 class MurmurHash:

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, philox
 from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
@@ -95,19 +94,12 @@ class VLLMSBW(EngineScheme):
     summary: ClassVar[str] = "green lists by one Philox call per token (SBW), as proposed for vLLM"
     bound = BoundVLLMSBW
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "at least 0"] = 2.0
     """Bias δ added to green logits."""
     seeding: Literal["selfhash", "lefthash"] = "selfhash"
     """What the green list depends on besides the key."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta >= 0.0, "delta", "not be negative", self.delta),
-        )
 
 
 class _GreenSession(Session):

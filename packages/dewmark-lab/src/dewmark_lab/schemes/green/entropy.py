@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -52,20 +51,12 @@ class EntropyScheme(HostReadingScheme):
 
     needs: ClassVar[Needs] = Needs(host_at_detection=True)
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to green logits."""
-    prefix: int = 1
+    prefix: Annotated[int, "at least 1"] = 1
     """Context width h: the number of preceding ids that decide the green list."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
 
 class EntropyBound(WeightedBound, GreenBound):
@@ -87,13 +78,8 @@ class SWEET(EntropyScheme):
     name: ClassVar[str] = "sweet"
     summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
 
-    threshold: float = 0.9
+    threshold: Annotated[float, "at least 0"] = 0.9
     """Entropy, in nats, above which a position is marked and counted."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules((self.threshold >= 0.0, "threshold", "not be negative", self.threshold))
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -104,23 +104,19 @@ class KGW(TokenScheme):
     name: ClassVar[str] = "kgw"
     summary: ClassVar[str] = "a keyed green list after every context, and a bias towards it"
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to green logits."""
     hashing: Literal["left", "self"] = "left"
     """Whether the preceding ids alone decide the green list, or the candidate too."""
-    prefix: int | None = None
+    prefix: Annotated[int | None, "at least 1"] = None
     """Context width h; by default 3 for left and 4 for self."""
 
     def validate(self) -> None:
-        """Check that all values are in range."""
-        least = 2 if self.hashing == "self" else 1
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.h >= least, "prefix", f"be at least {least} for {self.hashing} hashing", self.h),
-        )
+        """Raise `ConfigError` if the context is too narrow for self-hashing."""
+        wide = self.hashing == "left" or self.h >= 2
+        check_rules((wide, "prefix", "be at least 2 for self hashing", self.h))
 
     @property
     def h(self) -> int:
@@ -191,17 +187,10 @@ class Unigram(TokenScheme):
     name: ClassVar[str] = "unigram"
     summary: ClassVar[str] = "one keyed green list for all contexts, and a bias towards it"
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to green logits."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-        )
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace

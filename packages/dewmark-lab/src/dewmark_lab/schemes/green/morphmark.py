@@ -12,12 +12,11 @@ temperature, top-k and top-p. Detection counts green tokens as KGW does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.workspace import HostInfo, Workspace
@@ -36,25 +35,16 @@ class MorphMark(TokenScheme):
     summary: ClassVar[str] = "green lists whose strength grows with the mass that is green already"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
     form: Literal["linear", "exponential", "logarithmic"] = "exponential"
     """How r grows with the green mass."""
-    k: float | None = None
+    k: Annotated[float | None, "positive"] = None
     """How fast r grows; by default 1.55 (linear), 1.3 (exponential) or 2.15 (logarithmic)."""
-    p0: float = 0.15
+    p0: Annotated[float, "in [0, 1)"] = 0.15
     """Green mass below which nothing is moved."""
-    prefix: int = 1
+    prefix: Annotated[int, "at least 1"] = 1
     """Context width h: the number of preceding ids that decide the green list."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.strength > 0.0, "k", "be positive", self.k),
-            (0.0 <= self.p0 < 1.0, "p0", "lie in [0, 1)", self.p0),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
     @property
     def strength(self) -> float:

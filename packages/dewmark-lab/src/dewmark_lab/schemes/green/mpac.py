@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -45,23 +45,20 @@ class MPAC(TokenScheme):
 
     message: int = 0
     """The message to write, below 2^bits."""
-    bits: int = 16
+    bits: Annotated[int, "in [1, 62]"] = 16
     """Length of the message in bits."""
     radix: int = 4
     """Number r of colours, and of values of a digit: 2, 4 or 8."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to the logits of the digit's colour."""
-    prefix: int = 1
+    prefix: Annotated[int, "at least 1"] = 1
     """Context width h: the number of preceding ids that decide position and colours."""
 
     def validate(self) -> None:
-        """Check that all values are in range."""
+        """Raise `ConfigError` for a message that is too long, or another radix."""
         check_rules(
-            (1 <= self.bits <= 62, "bits", "lie between 1 and 62", self.bits),
             (0 <= self.message < 1 << self.bits, "message", f"lie in 0 … 2^{self.bits} − 1", self.message),
             (self.radix in (2, 4, 8), "radix", "be 2, 4 or 8", self.radix),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
         )
 
     @property

@@ -13,13 +13,12 @@ sampled by the host as usual; the text as a whole then follows the host's distri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
@@ -41,14 +40,10 @@ class EXP(TokenScheme):
     summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
 
-    prefix: int = 4
+    prefix: Annotated[int, "at least 1"] = 4
     """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "skip"
     """Whether a context seen before in the text is left to the host (skip) or keyed again (keep)."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules((self.prefix >= 1, "prefix", "be at least 1", self.prefix))
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEXP:
         """Bind EXP to a secret and a vocabulary."""

@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from scipy.special import gammainc
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.core.keys import KeyStream
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
@@ -51,27 +50,18 @@ class SimKey(TokenScheme):
     summary: ClassVar[str] = "Gumbel-max sampling whose seed is a SimHash of the preceding text"
     needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
 
-    hashes: int = 4
+    hashes: Annotated[int, "at least 1"] = 4
     """Number of codes k per context; each token uses one of them."""
-    bits: int = 4
+    bits: Annotated[int, f"in [1, {_MAX_BITS}]"] = 4
     """Hyperplanes b per code: fewer survive more rewriting, more repeat less often."""
-    window: int = 8
+    window: Annotated[int, "at least 1"] = 8
     """Number of tokens before a chunk that are embedded."""
-    stride: int = 4
+    stride: Annotated[int, "at least 1"] = 4
     """Tokens per chunk, which share one embedding."""
     repeats: Repeats = "keep"
     """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
     encoder: str = "use-m3"
     """Sentence encoder: use-m3, minilm, a folder or a hub id."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.hashes >= 1, "hashes", "be at least 1", self.hashes),
-            (1 <= self.bits <= _MAX_BITS, "bits", f"lie in 1 … {_MAX_BITS}", self.bits),
-            (self.window >= 1, "window", "be at least 1", self.window),
-            (self.stride >= 1, "stride", "be at least 1", self.stride),
-        )
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
@@ -52,23 +51,14 @@ class SynthID(TokenScheme):
     summary: ClassVar[str] = "tournament sampling over keyed bits (SynthID-Text)"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
 
-    depth: int = 30
+    depth: Annotated[int, f"in [1, {_MAX_LAYERS}]"] = 30
     """Number of layers in the tournament."""
-    leaves: int = 2
+    leaves: Annotated[int, "at least 2"] = 2
     """Number of candidates in a match: 2 keeps the host's distribution, more distort it."""
-    prefix: int = 4
+    prefix: Annotated[int, "at least 1"] = 4
     """Context width: the number of preceding tokens that key the choice."""
-    history: int = 1024
+    history: Annotated[int, "at least 1"] = 1024
     """Number of steps for which a context counts as seen; seen contexts are not marked again."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (1 <= self.depth <= _MAX_LAYERS, "depth", f"lie in 1 … {_MAX_LAYERS}", self.depth),
-            (self.leaves >= 2, "leaves", "be at least 2", self.leaves),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-            (self.history >= 1, "history", "be at least 1", self.history),
-        )
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace

@@ -30,14 +30,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I8, I64
-from dewmark.config import check_rules
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.sampling import Session, check_logits, left_padding
@@ -82,20 +81,12 @@ class _SemanticScheme(TokenScheme):
 
     artifact: str | None = None
     """Folder of the trained artifact; by default the one that comes with the package."""
-    delta: float = 1.0
+    delta: Annotated[float, "positive"] = 1.0
     """Bias δ added to a logit or subtracted from it."""
-    chunk: int = 10
+    chunk: Annotated[int, "at least 1"] = 10
     """Number of words after which the meaning of the text so far is computed anew."""
-    reach: int = 20
+    reach: Annotated[int, "at least 1"] = 20
     """Number of chunks that the context reaches back."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.chunk >= 1, "chunk", "be at least 1", self.chunk),
-            (self.reach >= 1, "reach", "be at least 1", self.reach),
-        )
 
     @abstractmethod
     def labels(self, artifact: Artifact, host: HostInfo) -> I64:

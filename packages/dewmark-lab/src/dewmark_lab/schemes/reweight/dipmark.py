@@ -21,13 +21,12 @@ statistic divides by √N, which at γ = 1/2 is half a z-score.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -86,22 +85,14 @@ class DiPmark(TokenScheme):
     summary: ClassVar[str] = "distribution-preserving reweighting of a keyed order of the vocabulary"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
 
-    alpha: float = 0.45
+    alpha: Annotated[float, "in [0, 1]"] = 0.45
     """Where the order is cut: at α and at 1 − α. 0 marks nothing, 0.5 marks most strongly."""
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Keyed number from which a token counts as green in detection."""
-    prefix: int = 3
+    prefix: Annotated[int, "at least 1"] = 3
     """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "keep"
     """Whether a context seen before in the text is marked again (keep) or left to the host (skip)."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 <= self.alpha <= 1.0, "alpha", "lie in [0, 1]", self.alpha),
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace

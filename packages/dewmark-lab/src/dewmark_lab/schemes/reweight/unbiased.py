@@ -24,14 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs
@@ -56,28 +55,18 @@ class Unbiased(TokenScheme):
     summary: ClassVar[str] = "unbiased reweighting, scored by the host's own likelihood ratio"
     needs: ClassVar[Needs] = Needs(final_distribution=True, host_at_detection=True)
 
-    prefix: int = 3
+    prefix: Annotated[int, "at least 1"] = 3
     """Context width: the number of preceding tokens that key the choice."""
     repeats: Repeats = "skip"
     """Whether a context seen before in the text is left to the host (skip) or marked again (keep)."""
-    grid: int = 10
+    grid: Annotated[int, "at least 1"] = 10
     """Number of shares of replaced tokens, 0 to 1 − 1/grid, that the likelihood ratio is averaged over."""
-    temperature: float = 1.0
+    temperature: Annotated[float, "positive"] = 1.0
     """Temperature that the likelihood ratio assumes the text was generated with."""
-    top_k: int = 0
+    top_k: Annotated[int, "at least 0"] = 0
     """Top-k that the likelihood ratio assumes; 0 means none."""
-    top_p: float = 1.0
+    top_p: Annotated[float, "in (0, 1]"] = 1.0
     """Top-p that the likelihood ratio assumes; 1 means none."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-            (self.grid >= 1, "grid", "be at least 1", self.grid),
-            (self.temperature > 0.0, "temperature", "be positive", self.temperature),
-            (self.top_k >= 0, "top_k", "be at least 0", self.top_k),
-            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
-        )
 
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
