@@ -31,19 +31,12 @@ _ROWS_AT_ONCE = 8  # fits in cache: a few times as fast as all positions of a te
 class HostReadingScheme(TokenScheme):
     """The configuration of such a scheme."""
 
-    @abstractmethod
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> HostReadingBound:
-        """Bind the scheme to a 32-byte secret and a host's vocabulary."""
-
-    def bind_keys(
-        self, keys: Sequence[Key], host: HostInfo, workspace: Workspace
-    ) -> Iterator[HostReadingBound]:
+    def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[TokenBound]:
         """Bind the scheme to several keys; the model runs once for all of them."""
         known: dict[_TextAfterPrompt, NDArray[Any]] = {}
         for key in keys:
-            bound = self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
+            bound = self.bind(key, host, workspace)
+            assert isinstance(bound, HostReadingBound)
             bound.readings.known = known
             yield bound
 

@@ -17,6 +17,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,13 +36,15 @@ from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
 
 class TokenScheme(Scheme):
-    """The configuration of such a scheme. All it takes from a key is one secret."""
+    """The configuration of such a scheme. All it takes from a key is one secret; bound, it is a ``bound``."""
 
-    @abstractmethod
+    bound: ClassVar[type[TokenBound]]
+
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
     ) -> TokenBound:
         """Bind the scheme to a 32-byte secret and a host's vocabulary."""
+        return self.bound(self, host, fingerprint, secret=secret, workspace=workspace)
 
     def secret_of(self, key: Key) -> bytes:
         """The secret that this scheme derives from a key."""
@@ -113,20 +116,35 @@ class PromptBatch:
 class TokenBound(BoundScheme):
     """A scheme bound to its secret and a host's vocabulary.
 
-    Subclasses set ``width`` (h) and ``variance`` (of one pair's score over keys), and implement
-    `start_session`, `pair_scores` and `statistic`. ``hashed`` is the number of values that the pair hash
-    tells apart, by default the ids of the vocabulary.
+    Subclasses set ``width`` (h) and ``variance`` (of one pair's score over keys), as class attributes or in
+    `prepare`, and implement `start_session`, `pair_scores` and `statistic`.
     """
 
     width: int
     variance: float = 1.0
 
     def __init__(
-        self, scheme: Scheme, host: HostInfo, fingerprint: str, *, secret: bytes, hashed: int | None = None
+        self,
+        scheme: Scheme,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        workspace: Workspace | None = None,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
         self._secret = secret
-        self.pair_hash = PairHash(secret, host.vocab_size if hashed is None else hashed)
+        self.pair_hash = PairHash(secret, self.hashed)
+        if workspace is not None:
+            self.prepare(workspace)
+
+    def prepare(self, workspace: Workspace) -> None:
+        """Derive from secret and settings what marking and testing need."""
+
+    @property
+    def hashed(self) -> int:
+        """The number of values that the pair hash tells apart: by default the ids of the vocabulary."""
+        return self.host.vocab_size
 
     @abstractmethod
     def start_session(self, prompts: PromptBatch) -> Session:

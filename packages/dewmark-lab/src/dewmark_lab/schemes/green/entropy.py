@@ -30,7 +30,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import weighted_bernoulli_pmf, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
@@ -64,28 +64,10 @@ class EntropyBound(WeightedBound, GreenBound):
 
     scheme: EntropyScheme
 
-    def __init__(
-        self, scheme: EntropyScheme, host: HostInfo, fingerprint: str, *, secret: bytes, workspace: Workspace
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret, width=scheme.prefix)
-        self.readings = HostReadings(open_model(workspace, None, scheme=scheme.name))
-
-
-@dataclass(frozen=True)
-class SWEET(EntropyScheme):
-    """The entropy-gated green list."""
-
-    name: ClassVar[str] = "sweet"
-    summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
-
-    threshold: Annotated[float, "at least 0"] = 0.9
-    """Entropy, in nats, above which a position is marked and counted."""
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundSWEET:
-        """Bind SWEET to a secret and a vocabulary."""
-        return BoundSWEET(self, host, fingerprint, secret=secret, workspace=workspace)
+    def prepare(self, workspace: Workspace) -> None:
+        """As for all green lists; the host is opened when a text is scored."""
+        super().prepare(workspace)
+        self.readings = HostReadings(open_model(workspace, None, scheme=self.scheme.name))
 
 
 class BoundSWEET(EntropyBound):
@@ -102,6 +84,18 @@ class BoundSWEET(EntropyBound):
         return (entropy(logits) > self.scheme.threshold).float()
 
 
+@dataclass(frozen=True)
+class SWEET(EntropyScheme):
+    """The entropy-gated green list."""
+
+    name: ClassVar[str] = "sweet"
+    summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
+    bound = BoundSWEET
+
+    threshold: Annotated[float, "at least 0"] = 0.9
+    """Entropy, in nats, above which a position is marked and counted."""
+
+
 class GatedSession(GreenListSession):
     """Leaves rows alone whose entropy does not exceed the threshold."""
 
@@ -113,24 +107,6 @@ class GatedSession(GreenListSession):
         """Logits (batch, vocab) with δ added to those of green tokens, in rows of high entropy."""
         unsure = as_numbers(entropy(scores) > self._threshold, scores)
         return scores.addcmul(as_numbers(self.green(windows), scores), unsure[:, None], value=self._delta)
-
-
-@dataclass(frozen=True)
-class EWD(EntropyScheme):
-    """The green list with entropy-weighted detection."""
-
-    name: ClassVar[str] = "ewd"
-    summary: ClassVar[str] = "KGW whose test weighs tokens by the model's spike entropy"
-
-    @property
-    def modulus(self) -> float:
-        """z of the spike entropy."""
-        alpha = math.expm1(self.delta)
-        return (1.0 - self.gamma) * alpha / (1.0 + self.gamma * alpha)
-
-    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEWD:
-        """Bind EWD to a secret and a vocabulary."""
-        return BoundEWD(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
 class BoundEWD(EntropyBound):
@@ -154,3 +130,18 @@ class BoundEWD(EntropyBound):
         pmf = weighted_bernoulli_pmf(levels, np.full(len(levels), self.gamma))
         observed = int(levels[evidence.scores > 0.0].sum())
         return Statistic(normal.z, min(float(pmf[observed:].sum()), 1.0), normal.effective_length)
+
+
+@dataclass(frozen=True)
+class EWD(EntropyScheme):
+    """The green list with entropy-weighted detection."""
+
+    name: ClassVar[str] = "ewd"
+    summary: ClassVar[str] = "KGW whose test weighs tokens by the model's spike entropy"
+    bound = BoundEWD
+
+    @property
+    def modulus(self) -> float:
+        """z of the spike entropy."""
+        alpha = math.expm1(self.delta)
+        return (1.0 - self.gamma) * alpha / (1.0 + self.gamma * alpha)

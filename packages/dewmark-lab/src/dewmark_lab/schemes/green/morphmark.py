@@ -19,12 +19,21 @@ import torch
 
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
-from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 _STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
 _MAX_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
+
+
+class BoundMorphMark(GreenBound):
+    """MorphMark for one key and one vocabulary."""
+
+    scheme: MorphMark
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        """Start marking a batch of prompts."""
+        return MorphSession(prompts, self)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class MorphMark(TokenScheme):
     name: ClassVar[str] = "morphmark"
     summary: ClassVar[str] = "green lists whose strength grows with the mass that is green already"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
+    bound = BoundMorphMark
 
     gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
@@ -59,22 +69,6 @@ class MorphMark(TokenScheme):
         elif self.form == "logarithmic":
             grown = grown.log1p()
         return grown.masked_fill(P_G < self.p0, 0.0)  # noqa: SIM300 - P_G is no constant
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundMorphMark:
-        """Bind MorphMark to a secret and a vocabulary."""
-        return BoundMorphMark(self, host, fingerprint, secret=secret, width=self.prefix)
-
-
-class BoundMorphMark(GreenBound):
-    """MorphMark for one key and one vocabulary."""
-
-    scheme: MorphMark
-
-    def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
-        return MorphSession(prompts, self)
 
 
 class MorphSession(GreenSession):

@@ -119,19 +119,17 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         clusters: I64,
         workspace: Workspace,
     ) -> None:
-        super().__init__(
-            scheme,
-            host,
-            fingerprint,
-            secret=secret,
-            width=scheme.history,
-            repeats="skip",
-            hashed=scheme.clusters + 2,  # the values of ζ: clusters, "no text" and the overflow
-        )
+        super().__init__(scheme, host, fingerprint, secret=secret)
+        self.width = scheme.history
         self.clusters = clusters
         self.readings = HostReadings(
             open_model(workspace, scheme.surrogate, scheme=scheme.name, instead="use test='race'")
         )
+
+    @property
+    def hashed(self) -> int:
+        """The values of ζ: clusters, "no text" and the overflow."""
+        return self.scheme.clusters + 2
 
     def start_session(self, prompts: PromptBatch) -> Session:
         """Start marking a batch of prompts."""
