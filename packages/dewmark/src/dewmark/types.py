@@ -265,7 +265,6 @@ class Detection(Plain):
         return self.verdict is Verdict.TOO_SHORT and self.tokens_scored >= _LONG
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
-        """Plain JSON values; None for numbers that are not finite."""
         names = (each.name for each in dataclasses.fields(self) if each.name != "tokens")
         row = {name: _plain(getattr(self, name)) for name in names}
         if tokens:

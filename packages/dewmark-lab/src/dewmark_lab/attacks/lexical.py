@@ -37,7 +37,6 @@ class Identity(Attack):
     summary: ClassVar[str] = "no attack: the clean texts"
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Return the texts unchanged."""
         return list(texts)
 
 
@@ -53,7 +52,6 @@ class Delete(Attack):
     r: Annotated[float, "in [0, 1]"] = 0.3
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Delete words from each text."""
         return [self._delete_words(text, seed) for text, seed in zip(texts, seeds, strict=True)]
 
     def _delete_words(self, text: str, seed: int) -> str:
@@ -73,7 +71,6 @@ class Truncate(Attack):
     n: Annotated[int, "at least 1"] = 100
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Truncate each text."""
         return [text[: words(text)[: self.n][-1].end()] for text in texts]
 
 

@@ -71,7 +71,6 @@ class ReweightingSession(TokenSession):
         """
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows (batch, h) and logits (batch, vocab) to marked logits, same shape."""
         logits = scores.float()
         if scores.device.type == "mps":  # Metal has no float64
             windows, logits = windows.cpu(), logits.cpu()

@@ -84,7 +84,6 @@ class WeightedBound(HostReadingBound):
     def position_weights(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
     ) -> Iterator[F64 | None]:
-        """The weights (L,) of each text's tokens."""
         yield from self.readings(texts, prompts, self._weights)
 
     def _weights(self, logits: torch.Tensor) -> F64:

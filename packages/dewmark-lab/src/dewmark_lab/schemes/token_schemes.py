@@ -51,11 +51,9 @@ class TokenScheme(Scheme):
         return key.subkey(f"{self.name}/pairs")
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> TokenBound:
-        """Bind the scheme to a key and a host's vocabulary."""
         return self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
-        """Rebuild the bound scheme from a stored detector."""
         return self.bind_secret(stored_secret(state), host, fingerprint, workspace)
 
 
@@ -177,7 +175,6 @@ class TokenBound(BoundScheme):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start marking prompts (batch, length), padded on the left."""
         return self.start_session(PromptBatch(self.host, self.width, prompt_ids, attention_mask, seeds))
 
     def position_weights(
@@ -190,7 +187,6 @@ class TokenBound(BoundScheme):
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and the test's result."""
         for evidence in self.evidence_for(test, texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 

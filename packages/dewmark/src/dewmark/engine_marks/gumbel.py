@@ -125,12 +125,10 @@ class BoundVLLMGumbel(EngineBound):
         self.hashes, self.shares = [PhiloxHash(self.numbers[0])], [1.0]
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> GumbelSession:
-        """Draw tokens with the sub-keys' numbers."""
         memory = self.scheme.max_history if self.scheme.deduplicate_contexts else 0
         return GumbelSession(windows, self.hashes, self.shares, memory=memory, seeds=seeds)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a context occurs for the first time."""
         return first_rows(contexts) if self.scheme.deduplicate_contexts else np.arange(len(contexts))
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -141,7 +139,6 @@ class BoundVLLMGumbel(EngineBound):
         return scores - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         return gamma_test(evidence)
 
 
@@ -229,16 +226,13 @@ class BoundSGLangGumbel(EngineBound):
     scheme: SGLangGumbel
 
     def prepare(self) -> None:
-        """The hash of the keys."""
         self.width = self.scheme.context_window
         self.hash = MurmurHash(self.numbers, int(self.scheme.mixing_probability * 2**32))
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> GumbelSession:
-        """Draw tokens with the hash's numbers."""
         return GumbelSession(windows, [self.hash], [1.0], memory=None, seeds=seeds)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a known context occurs for the first time."""
         unknown = 0 if before else self.width
         return (first_rows(contexts[unknown:]) + unknown)[:_MOST]
 
@@ -248,7 +242,6 @@ class BoundSGLangGumbel(EngineBound):
         return -np.log1p(-(words.astype(np.float64) + 0.5) / 2**32) - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         return gamma_test(evidence)
 
 
@@ -340,7 +333,6 @@ class GumbelSession(ChoosingSession):
         self._step = 0
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         contexts = self._windows(input_ids, scores).cpu()
         logits = warp(scores.float(), decoding).cpu()
         candidates = support(logits)

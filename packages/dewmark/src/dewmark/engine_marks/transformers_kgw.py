@@ -48,7 +48,6 @@ class BoundTransformersKGW(EngineBound):
     scheme: TransformersKGW
 
     def prepare(self) -> None:
-        """The share of green ids, and a cache of green lists."""
         self.width = self.scheme.context_width
         self.green_ids = int(self.host.vocab_size * self.scheme.greenlist_ratio)
         self.share = self.green_ids / self.host.vocab_size
@@ -81,11 +80,9 @@ class BoundTransformersKGW(EngineBound):
         return least
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Add the bias to the green lists."""
         return _ListSession(windows, self)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a pair of seed and token occurs for the first time."""
         self_hashed = self.scheme.seeding_scheme == "selfhash"
         unknown = max(self.width - self_hashed - before, 0)
         if not before and len(tokens) and int(tokens[0]) in self.host.tokenizer.special_ids:

@@ -100,11 +100,9 @@ class BoundTransformersSynthID(EngineBound):
         return ((found >> 30) & 1).astype(np.uint8)
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Play the tournament where contexts are new."""
         return _TournamentSession(windows, self, rows=len(seeds))
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a whole context occurs for the first time."""
         return first_rows(contexts[self.width :]) + self.width
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:

@@ -42,7 +42,6 @@ class BoundVLLMSBW(EngineBound):
     scheme: VLLMSBW
 
     def prepare(self) -> None:
-        """The share of green tokens."""
         self.width = 4 if self.scheme.seeding == "selfhash" else 1
         self.limit = int(self.scheme.gamma * _INT31)
         self.share = self.limit / 2**31
@@ -69,11 +68,9 @@ class BoundVLLMSBW(EngineBound):
         return found
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Add δ to green logits."""
         return _GreenSession(windows, self)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a pair of seed and token occurs for the first time."""
         seeds = self.seeds(contexts, tokens[:, None]).view(np.int64)
         return first_rows(np.column_stack((seeds, tokens)))
 

@@ -58,7 +58,6 @@ class Dipper(Attack):
 
     @property
     def label(self) -> str:
-        """The name and the two diversities."""
         return f"dipper-{self.ld}-{self.od}"
 
     def identity(self) -> dict[str, object]:

@@ -76,7 +76,6 @@ class BoundSWEET(EntropyBound):
     scheme: SWEET
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return GatedSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:

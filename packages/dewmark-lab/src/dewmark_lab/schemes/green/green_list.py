@@ -49,7 +49,6 @@ class GreenBound(TokenBound):
         self.limit = np.uint32(min(max(round(self.gamma * 2**32), 1), 2**32 - 1))
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return GreenListSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -106,7 +105,6 @@ class BoundKGW(GreenBound):
         self.width = self.scheme.h - (self.scheme.hashing == "self")
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return (
             SelfHashSession(prompts, self)
             if self.scheme.hashing == "self"

@@ -32,7 +32,6 @@ class BoundMorphMark(GreenBound):
     scheme: MorphMark
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return MorphSession(prompts, self)
 
 

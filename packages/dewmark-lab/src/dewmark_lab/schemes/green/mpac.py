@@ -65,7 +65,6 @@ class BoundMPAC(TokenBound):
         self.place_hash = PairHash(places, 1)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return _DigitSession(prompts, self)
 
     def positions(self, contexts: I64) -> I64:

@@ -43,7 +43,6 @@ class BoundEXP(DistortionFreeBound):
         self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
 
     def start_session(self, prompts: PromptBatch) -> RaceSession:
-        """Start marking a batch of prompts."""
         return RaceSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -86,7 +85,6 @@ class RaceSession(ChoosingSession):
         return windows
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         contexts = self.contexts(self._windows(input_ids, scores))
         logits = warp(scores.float(), decoding)
         if logits.device.type == "mps":  # Metal has no float64

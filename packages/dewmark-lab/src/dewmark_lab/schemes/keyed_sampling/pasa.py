@@ -83,7 +83,6 @@ class PASA(HostReadingScheme):
     """Top-p that detection assumes; 1 means none."""
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
-        """Bind PASA to a secret and a vocabulary, which is clustered first."""
         clusters = token_clusters(host, self.clusters, workspace)
         return BoundPASA(self, host, fingerprint, secret=secret, clusters=clusters, workspace=workspace)
 
@@ -132,7 +131,6 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         return self.scheme.clusters + 2
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return ClusterSession(prompts, self)
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
@@ -160,7 +158,6 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         if test == "race" or not isinstance(evidence, MatchEvidence):
             return gamma_test(evidence)
         if not len(evidence):
@@ -231,7 +228,6 @@ class ClusterSession(ReweightingSession):
         self._count, self._alpha = bound.scheme.clusters, bound.scheme.alpha
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows of ids (batch, h) and logits (batch, vocab) to marked logits, same shape."""
         if self._clusters.device != windows.device:
             self._clusters = self._clusters.to(windows.device)
         histories = self._clusters[windows.clamp(min=0)].masked_fill(windows == ABSENT, ABSENT)

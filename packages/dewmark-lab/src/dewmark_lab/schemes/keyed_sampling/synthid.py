@@ -55,7 +55,6 @@ class BoundSynthID(DistortionFreeBound):
         self.variance = 0.25 / self.scheme.depth
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return TournamentSession(prompts, self)
 
     def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:

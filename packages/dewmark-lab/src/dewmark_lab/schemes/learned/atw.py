@@ -114,7 +114,6 @@ class ATW(HostReadingScheme):
         return -1 if written <= self.opening else written - written % self.refresh
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
-        """Bind ATW to a secret, a vocabulary and its network."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         artifact.require_tokenizer(host)
         semantics = open_map(artifact, host, workspace)
@@ -157,7 +156,6 @@ class BoundATW(WeightedBound):
         self.opening = keyed_signs(self.pair_hash, "opening", host.vocab_size)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return AdaptiveSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,6 @@ class _SemanticScheme(TokenScheme):
         """The label of every id, (vocab,)."""
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
-        """Bind the scheme to a secret, a vocabulary and its artifact."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         labels = self.labels(artifact, host)
         encoder = artifact.open_encoder(workspace)
@@ -129,7 +128,6 @@ class SIR(_SemanticScheme):
     summary: ClassVar[str] = "a trained network turns the meaning of the text so far into token biases"
 
     def labels(self, artifact: Artifact, host: HostInfo) -> I64:
-        """Every id is its own label."""
         return np.arange(host.vocab_size)
 
 
@@ -179,7 +177,6 @@ class BoundSIR(TokenBound):
         self.flips = keyed_signs(self.pair_hash, "signs", count)[labels]
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return ChunkSession(prompts, self)
 
     @functools.cached_property

@@ -65,7 +65,6 @@ class TS(TokenScheme):
     """Factor applied to every learned δ."""
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundTS:
-        """Bind TS to a secret, a vocabulary and its networks."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         artifact.require_host(host)
         parameters = token_parameters(artifact, host, workspace)
@@ -118,7 +117,6 @@ class BoundTS(TokenBound):
         self._deviation = np.sqrt(parameters.gamma * (1.0 - parameters.gamma))
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return TokenSpecificSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -158,7 +156,6 @@ class TokenSpecificSession(TokenSession):
         self._delta = torch.from_numpy(bound.parameters.delta * bound.scheme.strength).float()
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows (batch, 1) and logits (batch, vocab) to marked logits, same shape."""
         before = windows[:, 0].cpu()
         green = below(self._hash.words(windows), self._limits[before.numpy(), None])
         green.logical_and_(self._markable)

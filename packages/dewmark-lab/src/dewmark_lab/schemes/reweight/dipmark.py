@@ -71,7 +71,6 @@ class DipSession(ReweightingSession):
     def reweight(
         self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None
     ) -> torch.Tensor:
-        """Logits (batch, m) of the reweighted distribution."""
         slots = slots_of(self._hash.words(contexts, candidates))
         factors = dip_factors(slot_masses(logits.softmax(dim=1), slots), self._alpha)
         return logits + factors.log().float().gather(1, slots)
@@ -89,7 +88,6 @@ class BoundDiPmark(DistortionFreeBound):
         self.variance = self.scheme.gamma * (1.0 - self.scheme.gamma)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return DipSession(prompts, self, alpha=self.scheme.alpha)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:

@@ -67,7 +67,6 @@ class BoundUnbiased(DistortionFreeBound):
         self._open_model = open_model(workspace, None, scheme=self.scheme.name, instead="use test='order'")
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return DipSession(prompts, self, alpha=_ALPHA)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:

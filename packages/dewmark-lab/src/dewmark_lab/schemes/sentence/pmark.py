@@ -68,7 +68,6 @@ class PMark(Scheme):
     """Sentence encoder: use-m3, minilm, a folder or a hub id."""
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> PMarkBound:
-        """Bind the scheme to a key."""
         return next(self.bind_keys([key], host, workspace))
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[PMarkBound]:
@@ -79,7 +78,6 @@ class PMark(Scheme):
             yield PMarkBound(self, host, key.fingerprint, secret=secret, space=space)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> PMarkBound:
-        """Rebuild the bound scheme from a stored detector."""
         space = _space(stored_encoder(state, workspace))
         return PMarkBound(self, host, fingerprint, secret=stored_secret(state), space=space)
 

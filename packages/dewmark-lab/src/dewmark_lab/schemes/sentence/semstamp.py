@@ -134,7 +134,6 @@ class SentenceScheme(Scheme):
         """The bins that divide the space of sentence vectors."""
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> SentenceBound:
-        """Bind the scheme to a key."""
         return self._bind(key, host, self._space(workspace))
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
