@@ -13,8 +13,8 @@ from tests.engine_marks.toy_host import HOST, KNOWN, bind, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
-from dewmark.hosts import info_from_model
 from dewmark.hosts.fake import tiny_model
+from dewmark.hosts.transformers.description import info_from_model
 from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import KGW, BoundKGW
 

@@ -98,13 +98,7 @@ class TokenScore(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "text": self.text,
-            "start": self.start,
-            "end": self.end,
-            "score": round(self.score, 4),
-            "scored": self.scored,
-        }
+        return {**self._asdict(), "score": round(self.score, 4)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

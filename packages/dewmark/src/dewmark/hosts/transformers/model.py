@@ -22,7 +22,7 @@ from dewmark.hosts.base import ChatFormat, Host, OnStep
 from dewmark.hosts.transformers.attention import share_keys
 from dewmark.hosts.transformers.decoding_loop import CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import chat_format, chat_format_of, describe, info_from_model
-from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
+from dewmark.hosts.transformers.likelihood import completion_logits
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
@@ -166,17 +166,6 @@ class TransformersHost(Host):
                 )
         except torch.OutOfMemoryError:
             raise self._out_of_memory(f"{len(rows)} texts of {drafts.at_once} drafts at once") from None
-
-    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
-        completions = [tokenized.ids for tokenized in self.tokenizer.encode(texts)]
-        rows = self._completion_rows(prompts, completions)
-        try:
-            sums = score_completions(
-                self.model, rows, completions, fill_id=self.fill_id, vocab_size=self.info.vocab_size
-            )
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory("texts of this length") from None
-        return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
 
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
