@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F64
+from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
@@ -116,3 +116,15 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     shares = below_top.exp()
     total = shares.sum(dim=-1)
     return total.log() - below_top.mul_(shares).sum(dim=-1) / total
+
+
+def weighted_bernoulli_pmf(levels: I64, chances: F64) -> F64:
+    """The probabilities of Σ n_i B_i = 0, 1, …, Σ n_i, with integers n_i and B_i ~ Bernoulli(q_i), (N,)."""
+    pmf = np.zeros(int(levels.sum()) + 1)
+    pmf[0], top = 1.0, 0
+    for n, q in zip(levels.tolist(), chances.tolist(), strict=True):
+        raised = q * pmf[: top + 1]
+        pmf[: top + 1] *= 1.0 - q
+        pmf[n : n + top + 1] += raised
+        top += n
+    return pmf

@@ -28,7 +28,7 @@ import torch
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import weighted_bernoulli_pmf, z_test
+from dewmark.stats.independent_sums import z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
@@ -38,6 +38,7 @@ from dewmark_lab.schemes.host_reading import (
     WeightedBound,
     entropy,
     open_model,
+    weighted_bernoulli_pmf,
 )
 from dewmark_lab.schemes.token_schemes import PromptBatch
 

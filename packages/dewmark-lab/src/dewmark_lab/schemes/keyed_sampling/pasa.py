@@ -36,13 +36,19 @@ from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, weighted_bernoulli_pmf, z_test
+from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
+from dewmark_lab.schemes.host_reading import (
+    HostReadingBound,
+    HostReadings,
+    HostReadingScheme,
+    open_model,
+    weighted_bernoulli_pmf,
+)
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
 
