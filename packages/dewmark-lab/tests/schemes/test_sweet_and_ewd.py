@@ -9,7 +9,7 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, bind, numbers
 
 from dewmark.errors import ConfigError
-from dewmark_lab.schemes.green.entropy import EWD, SWEET, BoundEWD
+from dewmark_lab.schemes.green.entropy import BoundEWD
 from dewmark_lab.schemes.host_reading import entropy
 
 
@@ -80,10 +80,3 @@ def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.Monke
 def test_detection_without_a_host_names_the_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match="runs a language model to detect"):
         bind(name).detect(numbers(40))
-
-
-def test_bad_parameters_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="threshold must be at least 0"):
-        SWEET(threshold=-0.1)
-    with pytest.raises(ConfigError, match="prefix must be at least 1"):
-        EWD(prefix=0)
