@@ -180,7 +180,7 @@ class BoundSIR(TokenBound):
         return ChunkSession(prompts, self)
 
     @functools.cached_property
-    def spelling(self) -> Spelling:
+    def token_texts(self) -> Spelling:
         """The text of every token, for sessions that follow the text."""
         return Spelling(self.host.tokenizer, self.host.vocab_size)
 
@@ -345,7 +345,7 @@ class ChunkSession(Session):
         self._markable = torch.from_numpy(host.markable)
         self._padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=host.tokenizer.pad_id)
         self._rows = [
-            _Row(bound.spelling, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
+            _Row(bound.token_texts, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
         ]
         self._read = 0  # number of ids of each row that were read
         self._bias = torch.zeros((len(prompts), host.vocab_size))
@@ -378,8 +378,8 @@ class ChunkSession(Session):
 class _Row:
     """One text that grows token by token; special tokens are no text."""
 
-    def __init__(self, spelling: Spelling, *, size: int, reach: int) -> None:
-        self._spelling = spelling
+    def __init__(self, token_texts: Spelling, *, size: int, reach: int) -> None:
+        self._token_texts = token_texts
         self._size, self._reach = size, reach
         self._words = GrowingWords()
         self._pending: list[int] = []  # tokens that end inside a character
@@ -396,11 +396,11 @@ class _Row:
         return self._words.context(size=self._size, reach=self._reach)
 
     def _text(self, token: int) -> str:
-        piece = self._spelling.pieces[token]
+        piece = self._token_texts.pieces[token]
         if not self._pending and _UNDECODED not in piece:
             return piece
         self._pending.append(token)
-        piece = self._spelling.decode([self._pending])[0]
+        piece = self._token_texts.decode([self._pending])[0]
         if piece.endswith(_UNDECODED) and len(self._pending) < _UTF8:
             return ""
         self._pending = []
