@@ -1,4 +1,4 @@
-"""Outputs and pictures in the documentation are what the commands print and draw now."""
+"""Outputs, pictures and the report in the documentation are what the commands print and draw now."""
 
 from __future__ import annotations
 

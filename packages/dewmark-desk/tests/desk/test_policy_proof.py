@@ -1,4 +1,4 @@
-"""The proof of a policy: structured answers parse by their grammar, and only words that may be are marked."""
+"""Policies: the proof that structured answers parse, and the log of what was marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed reports over HTTP, the signpost, and readiness."""
+"""Signed reports over HTTP and what they say of origin, the signpost, and readiness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``dewmark bench`` times, and the numbers made of it; no test asserts a time."""
+"""What ``dewmark bench`` times on which models, and the numbers made of it; no test asserts a time."""
 
 from __future__ import annotations
 

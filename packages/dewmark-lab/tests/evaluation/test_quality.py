@@ -1,4 +1,4 @@
-"""Perplexity and kept words."""
+"""Perplexity, kept words, and how varied the wording is."""
 
 from __future__ import annotations
 

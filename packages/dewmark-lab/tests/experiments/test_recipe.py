@@ -1,4 +1,4 @@
-"""Recipes: the packaged ones, selections of rows and stages, and files of the user."""
+"""Recipes: the packaged ones, selections of rows and stages, and files and classes of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score stage: several tests of one mark at once, truncated texts, and tests that are behind."""
+"""The stages that score: several tests of one mark at once, truncated texts, and forged ones."""
 
 from __future__ import annotations
 

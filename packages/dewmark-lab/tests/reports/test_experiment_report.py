@@ -1,4 +1,4 @@
-"""The report of an experiment: complete, self-contained, with the paper's numbers beside ours."""
+"""The report of an experiment and its tables: complete, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 

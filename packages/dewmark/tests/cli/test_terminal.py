@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, few plain lines elsewhere."""
+"""What a terminal shows: progress as a bar or few plain lines, and tokens in colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that run in transformers, loaded by name or wrapped."""
+"""Hosts that run in transformers, loaded by name or wrapped, and the likelihoods that they give."""
 
 from __future__ import annotations
 
