@@ -12,7 +12,7 @@ attack, put the class into a package with an entry point:
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import dewmark
 from dewmark.workspace import Progress
@@ -25,13 +25,8 @@ class Swap(dewmark.Attack):
     name: ClassVar[str] = "swap"
     summary: ClassVar[str] = "swaps a share r of the pairs of neighbouring words"
 
-    r: float = 0.3
+    r: Annotated[float, "in [0, 1]"] = 0.3
     """The share of pairs that are swapped."""
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range."""
-        if not 0.0 <= self.r <= 1.0:
-            raise dewmark.ConfigError(f"r must lie in [0, 1], got {self.r}")
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
         """One output per text."""

@@ -8,7 +8,7 @@ runs the contract suite on it and prints the outcome of every check.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -16,28 +16,6 @@ import torch
 import dewmark
 from dewmark.testing import check_scheme
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
-
-
-@dataclass(frozen=True)
-class Halves(TokenScheme):
-    """The configuration: a frozen dataclass whose fields are the parameters, each with a default."""
-
-    name: ClassVar[str] = "halves"
-    summary: ClassVar[str] = "the half of the vocabulary that key and previous token pick becomes likelier"
-
-    strength: float = 2.0
-    """What is added to the logits of the picked half."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        if not self.strength > 0.0:
-            raise dewmark.ConfigError(f"strength must be positive, got {self.strength}")
-
-    def bind_secret(
-        self, secret: bytes, host: dewmark.HostInfo, fingerprint: str, workspace: dewmark.Workspace
-    ) -> TokenBound:
-        """Bind the scheme to its secret, derived from a key, and to a host's vocabulary."""
-        return BoundHalves(self, host, fingerprint, secret=secret)
 
 
 class BoundHalves(TokenBound):
@@ -57,6 +35,18 @@ class BoundHalves(TokenBound):
     def statistic(self, evidence: dewmark.Evidence, *, test: str) -> dewmark.Statistic:
         """A pair counts once, however often it occurs: the sum of N pairs has variance N."""
         return dewmark.key_test(evidence)
+
+
+@dataclass(frozen=True)
+class Halves(TokenScheme):
+    """The configuration: a frozen dataclass whose fields are the parameters, each with a default."""
+
+    name: ClassVar[str] = "halves"
+    summary: ClassVar[str] = "the half of the vocabulary that key and previous token pick becomes likelier"
+    bound = BoundHalves
+
+    strength: Annotated[float, "positive"] = 2.0
+    """What is added to the logits of the picked half; the range stands on the type."""
 
 
 class HalvesSession(TokenSession):

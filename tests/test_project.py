@@ -115,6 +115,38 @@ def test_companions_use_public_names_of_the_core_only(companion):
     assert private == set()
 
 
+def test_every_public_method_is_documented_where_it_is_first_defined():
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for file in (ROOT / "packages").glob("*/src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+
+    def inherited(node: ast.ClassDef) -> set[str]:
+        """The names of the documented methods of all classes that a class derives from."""
+        names = {
+            getattr(part, "id", getattr(part, "attr", "")) for base in node.bases for part in ast.walk(base)
+        }
+        bases = [each for name in names - {node.name} for each in classes.get(name, ())]
+        return {name for each in bases for name in documented(each) | inherited(each)}
+
+    def documented(node: ast.ClassDef) -> set[str]:
+        return {each.name for each in methods(node) if ast.get_docstring(each)}
+
+    def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    missing = {
+        f"{node.name}.{each.name}"
+        for named in classes.values()
+        for node in named
+        for each in methods(node)
+        if not (node.name.startswith("_") or each.name.startswith("_"))
+        and each.name not in documented(node) | inherited(node)
+    }
+    assert missing == set()
+
+
 def test_the_version_is_written_the_same_everywhere():
     files = sorted((ROOT / "packages").glob("*/pyproject.toml"))
     projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]

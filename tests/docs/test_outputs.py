@@ -1,11 +1,14 @@
-"""Outputs and pictures in the documentation are what the commands print and draw now."""
+"""Outputs, pictures and the report in the documentation are what the commands print and draw now."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.docs import outputs, pictures
+
+from dewmark.cli.app import main
 
 AGAIN = "run: make outputs"
 
@@ -44,3 +47,15 @@ def test_the_host_writes_the_committed_text() -> None:
     assert setting == row["setting"]
     assert case.text[:200] == row["text"][:200]
     assert case.right
+
+
+FOLDER = Path(__file__).parents[2] / "docs" / "examples"
+SIGNER = ("--signer", str(FOLDER / "signer.jwk"), "--json")
+
+
+def test_the_report_is_authentic_and_about_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ("--text", str(FOLDER / "example.txt"))
+    assert main(["report", "verify", str(FOLDER / "report.jws"), *text, *SIGNER]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text_checked"]
+    assert found["claims"]["verdict"] == "marked"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -250,3 +251,23 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
 
 def _stub_scheme(original):
     return lambda registry, name: StubScheme if name == "dew" else original(registry, name)
+
+
+@pytest.fixture
+def detect(run, host, key_file):
+    def invoke(*arguments: object) -> Result:
+        return run("detect", "--key", key_file, *arguments)
+
+    return invoke
+
+
+def json_lines(result: Result) -> list[dict[str, Any]]:
+    """The rows that a command printed."""
+    assert result.code == 0, result.err
+    return [json.loads(line) for line in result.out.split("\n")[:-1]]
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
+    """A JSONL file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -118,6 +118,30 @@ class TestReplace:
                 continue
             # what was accepted is stable: it survives a second pass unchanged
             assert config.replace(Example(), config.to_dict(new)) == new
+
+
+@dataclass(frozen=True)
+class Ranged:
+    share: Annotated[float, "in [0, 1)"] = 0.5
+    part: Annotated[float, "in (0, 1]"] = 0.5
+    count: Annotated[int | None, "at least 2"] = None
+    size: Annotated[float, "positive"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        ({"share": 0}, {"share": 1}),
+        ({"part": 1}, {"part": 0}),
+        ({"count": 2}, {"count": 1}),
+        ({"count": None}, {"count": -3}),
+        ({"size": 1e-9}, {"size": 0}),
+    ],
+)
+def test_a_range_stands_on_the_type(within, beyond):
+    assert config.coerced(Ranged(**within)).items() >= within.items()
+    with pytest.raises(ConfigError, match=rf"^{next(iter(beyond))} must (be|lie) .*, got "):
+        config.coerced(Ranged(**beyond))
 
 
 class TestParseSettings:

@@ -142,15 +142,15 @@ def docx_text(data: bytes, limits: Limits) -> str:
 
     Headers, footers, notes and comments are in other parts of the file, which are not read.
     """
-    return _read_archive(data, "word/document.xml", _WordReader(".docx", limits))
+    return _read_archive(data, "word/document.xml", _WordText(".docx", limits))
 
 
 def odt_text(data: bytes, limits: Limits) -> str:
     """The body of an OpenDocument text, without tracked deletions, notes and comments."""
-    return _read_archive(data, "content.xml", _OpenDocumentReader(".odt", limits))
+    return _read_archive(data, "content.xml", _OpenDocumentText(".odt", limits))
 
 
-class _XmlReader(abc.ABC):
+class _XmlText(abc.ABC):
     """Collects text from a stream of XML; subclasses know the tags."""
 
     def __init__(self, kind: str, limits: Limits) -> None:
@@ -196,8 +196,8 @@ class _XmlReader(abc.ABC):
         """Text between tags."""
 
 
-def _read_archive(data: bytes, part: str, reader: _XmlReader) -> str:
-    kind, limits = reader.kind, reader.limits
+def _read_archive(data: bytes, part: str, parser: _XmlText) -> str:
+    kind, limits = parser.kind, parser.limits
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if len(archive.infolist()) > limits.parts:
@@ -215,8 +215,8 @@ def _read_archive(data: bytes, part: str, reader: _XmlReader) -> str:
                             f"the {kind} file unpacks to more than {limits.unpacked_bytes:,} bytes: "
                             "paste its text"
                         )
-                    reader.feed(block)
-        return reader.close()
+                    parser.feed(block)
+        return parser.close()
     except (zipfile.BadZipFile, KeyError, EOFError, zlib.error):
         raise InputError(f"the file is not a {kind} document, or it is damaged or encrypted") from None
     except expat.ExpatError:
@@ -229,7 +229,7 @@ _WORD_BREAKS = {f"{_WORD}tab": "\t", f"{_WORD}br": "\n", f"{_WORD}cr": "\n", f"{
 _FALLBACK = "http://schemas.openxmlformats.org/markup-compatibility/2006 Fallback"
 
 
-class _WordReader(_XmlReader):
+class _WordText(_XmlText):
     _in_text = False
     _fallbacks = 0
 
@@ -273,7 +273,7 @@ _LEFT_OUT = {
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 
-class _OpenDocumentReader(_XmlReader):
+class _OpenDocumentText(_XmlText):
     """White space collapses as in HTML; tabs, line breaks and repeated spaces are elements."""
 
     _paragraphs = 0  # open ones; a frame may hold a paragraph inside another
@@ -321,14 +321,14 @@ def _pdf(data: bytes, limits: Limits) -> str:
     import pypdf
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    reader = pypdf.PdfReader(io.BytesIO(data))
-    if reader.is_encrypted and not reader.decrypt(""):
+    file = pypdf.PdfReader(io.BytesIO(data))
+    if file.is_encrypted and not file.decrypt(""):
         raise InputError("the .pdf file is protected by a password: paste its text")
-    if len(reader.pages) > limits.pages:
+    if len(file.pages) > limits.pages:
         raise InputError(f"the .pdf file has more than {limits.pages:,} pages: paste the relevant part")
     lines: list[str] = []
     written = 0
-    for page in reader.pages:
+    for page in file.pages:
         text = page.extract_text().strip("\n")
         written += len(text)
         if written > 2 * limits.characters:

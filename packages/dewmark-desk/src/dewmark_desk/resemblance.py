@@ -5,7 +5,7 @@ forge a mark. Every answer here is the verdict on the very text that was sent, b
 about texts that resemble each other cost one text of the token's budget each, and every further one twice as
 much as the one before. A budget of 1,000 texts pays for 12 answers about one text and its variants.
 
-Texts are compared by what the detector sees, the words of the public lexicon, so that spelling, markup,
+Texts are compared by what the detector sees, the words of the public lexicon, so that letter case, markup,
 invisible characters and words that carry no mark make no difference. Of the words that are not frequent,
 the first letters are hashed under a secret key. A text is a row of windows of `WINDOW` such words, and
 resembles an earlier one if a window of either shares a sixth of its words with one of the other

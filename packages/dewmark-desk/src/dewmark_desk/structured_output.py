@@ -121,7 +121,6 @@ class GrammarSession(ChoosingSession):
         self._noise: RandomStreams | None = None
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         import torch
 
         step = input_ids.shape[1] - self._start

@@ -19,7 +19,8 @@ from typing import Any
 
 from dewmark.manifests import layers
 from dewmark.passages import Located, Version, judge
-from dewmark.reports.detection_display import one_in, sentence, technique
+from dewmark.registry import SCHEMES
+from dewmark.reports.detection_display import one_in, sentence
 from dewmark.scheme import BoundScheme, check_text, reader_name
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
@@ -190,7 +191,7 @@ def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[st
         "keys": found.looks.keys,
         "one_in": one_in(shown.p_value),
         "sentence": sentence(shown),
-        "technique": technique(shown.scheme, shown.test),
+        "technique": f"{shown.scheme} ({SCHEMES[shown.scheme].summary}), {shown.test} test",
     }
     owners = {tenant.bound.fingerprint: tenant.id for tenant in tenants}
     for passage in (answer["coverage"] or {"passages": ()})["passages"]:

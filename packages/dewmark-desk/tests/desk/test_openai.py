@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -13,7 +14,7 @@ from tests.desk.live import bound, host, live_service
 
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.watermark import DEFAULT_DECODING
-from dewmark_desk.generation import TextStream
+from dewmark_desk.generation import GenerationRequest, TextStream, transcript
 
 COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 
@@ -230,3 +231,25 @@ def test_detection_service_does_not_generate(open_service):
     client = open_service()
     assert client.post("/v1/completions", json={**COMMON, "prompt": "the"}).status_code == 404
     assert "/v1/completions" not in client.get("/openapi.json").json()["paths"]
+
+
+class TestTextStream:
+    def test_split_character_is_sent_whole(self):
+        data = "a né 👩 z".encode()
+
+        async def main() -> list[str]:
+            request = GenerationRequest("", "acme", seed=0, decoding=Decoding(max_new_tokens=100))
+            stream = TextStream(request, lambda ids: bytes(ids).decode(errors="replace"))
+            for byte in data:
+                stream.take(byte)
+            stream.take(None)
+            return [piece async for piece in stream]
+
+        pieces = asyncio.run(main())
+        assert "".join(pieces).encode() == data
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_transcript_names_the_speakers():
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hello"}]
+    assert transcript(messages) == "System: Be brief.\n\nUser: Hello\n\nAssistant:"

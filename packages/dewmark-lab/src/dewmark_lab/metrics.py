@@ -22,11 +22,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.rates import Interval, check_confidence
+from dewmark.stats.rates import check_confidence
 from dewmark.types import Plain
 
 Scores = Sequence[float] | NDArray[np.floating]
 Statistic = Callable[[F64, F64], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval(Plain):
+    """An estimate with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,10 @@ def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> 
     )
 
 
-def _one_word(spelled: str) -> str | None:
-    """The form of a spelling that is one word without digits."""
-    found = words(spelled)
-    whole = len(found) == 1 and (found[0].start, found[0].end) == (0, len(spelled))
+def _one_word(listed: str) -> str | None:
+    """The form of a listed string that is one word without digits."""
+    found = words(listed)
+    whole = len(found) == 1 and (found[0].start, found[0].end) == (0, len(listed))
     return found[0].form if whole and _NO_DIGITS.fullmatch(found[0].form) else None
 
 

@@ -44,20 +44,11 @@ class TestDelete:
         assert all(len(text.split()) == 1 for text in made)
         assert len(set(made)) > 5  # the seed picks the word that stays
 
-    @pytest.mark.parametrize("r", [-0.1, 1.1, "many"])
-    def test_r_must_be_a_probability(self, r):
-        with pytest.raises(ConfigError, match="r must"):
-            load_attack("delete", r=r)
-
 
 class TestTruncate:
     def test_truncation_by_words(self):
         cut = load_attack("truncate", n=3).apply([TEXT, "one two"], seeds=[0, 0])
         assert cut == ["  The old house,", "one two"]
-
-    def test_n_must_be_positive(self):
-        with pytest.raises(ConfigError, match="n must be at least 1"):
-            load_attack("truncate", n=0)
 
 
 @pytest.fixture
@@ -96,8 +87,6 @@ class TestCopyPaste:
     def test_invalid_settings_and_files_are_rejected(self, tmp_path):
         with pytest.raises(ConfigError, match="set human=FILE.jsonl"):
             load_attack("copy-paste")
-        with pytest.raises(ConfigError, match="share must lie in"):
-            load_attack("copy-paste", human="x", share=2)
         with pytest.raises(InputError, match="cannot read"):
             load_attack("copy-paste", human=str(tmp_path / "none.jsonl")).apply(["a b c d"], seeds=[0])
         empty = tmp_path / "empty.jsonl"

@@ -1,4 +1,4 @@
-"""What ``dewmark bench`` times, and the numbers made of it; no test asserts a time."""
+"""What ``dewmark bench`` times on which models, and the numbers made of it; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dewmark.encoders import load_encoder
 from dewmark.errors import UnknownNameError
 from dewmark_lab.bench.measures import (
     Writer,
@@ -69,3 +70,20 @@ def test_peers_mark_what_they_draw_from() -> None:
         writer = Writer(forward, start(PROMPT), PROMPT, room=STEPS)
         writer(STEPS)
         assert 0 <= int(writer.ids.min()) <= int(writer.ids.max()) < VOCAB
+
+
+def test_vectors_depend_on_the_text_alone() -> None:
+    encoder = load_encoder("random:48")
+    rows = encoder.encode(["bridge", "river", "bridge", ""])
+    assert rows.shape == (4, encoder.dim) == (4, 48)
+    assert (rows[0] == rows[2]).all()
+    assert (rows == load_encoder("random:48").encode(["bridge", "river", "bridge", ""])).all()
+    many = encoder.encode([str(i) for i in range(500)])
+    assert abs(many.mean()) < 5 / np.sqrt(many.size)  # standard normal
+    assert abs(many.std() - 1.0) < 5 / np.sqrt(2 * many.size)
+
+
+@pytest.mark.parametrize("name", ["random:", "random:x", "random:1"])
+def test_other_names_are_rejected(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="random:768"):
+        load_encoder(name, device="cpu")

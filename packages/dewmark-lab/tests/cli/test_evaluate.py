@@ -118,7 +118,7 @@ def test_bad_options(run, marked, unmarked, tmp_path, key_file):
     assert "give --positives FILE" in run("evaluate", "--positives", marked).error
     assert "give --positives FILE" in run("evaluate", "--negatives", unmarked).error
     both = ("--positives", marked, "--negatives", unmarked)
-    assert "--fpr needs rates" in run("evaluate", *both, "--fpr", "one").error
+    assert "--fpr needs positive numbers" in run("evaluate", *both, "--fpr", "one").error
     assert "rates must lie in (0, 1)" in run("evaluate", *both, "--fpr", "1.5").error
     assert 'has no "lot", which --seeds names' in run("evaluate", *both, "--seeds", "lot").error
     assert "line 1 has no depth" in run("evaluate", *both, "--field", "depth").error

@@ -94,9 +94,9 @@ def test_a_truncated_text_scores_like_the_shorter_text(power, run, key_file, tmp
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--length", "many"], "--length needs whole numbers of tokens such as 50,100,200, got 'many'"),
-        (["--length", "0,50"], "--length needs whole numbers"),
-        (["--length", ","], "--length needs whole numbers"),
+        (["--length", "many"], "--length needs positive numbers separated by commas, got 'many'"),
+        (["--length", "0,50"], "--length needs positive numbers"),
+        (["--length", ","], "--length needs positive numbers"),
         (["--fpr", "1"], "--fpr must lie in (0, 1), got 1"),
         (["--number", "2"], "--number"),
         (["--number", "5000"], "--number must not exceed that, got 5000"),

@@ -68,7 +68,7 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
         (["--with", "height=3"], "unknown parameter 'height'"),
         (["--mode", "scrub", "--texts", "40"], "leaves none to learn from"),
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),
-        (["--strength", "-1"], "strength must not be negative"),
+        (["--strength", "-1"], "strength must be at least 0"),
         (["--method", "embedding", "--with", "grouping=told"], 'needs JSONL rows with the "member"'),
         (["--humans", "missing.jsonl"], "cannot read missing.jsonl"),
     ],

@@ -1,9 +1,11 @@
-"""The protocol: thresholds from other seeds, and negatives that went through the same attack."""
+"""The protocol: rows of scores, thresholds from other seeds, negatives after the same attack."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.evaluation.synthetic import UNCHANGED, scored
 
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow
+from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow, read_scores, write_scores
 
 ATTACKS = {CLEAN: (1.0, 0.0), "delete": (0.6, 0.0), "translate": (0.0, 1.3)}
 
@@ -174,3 +176,37 @@ def test_invalid_rows() -> None:
         evaluate([row(MARKED, 0, 1.0, "a"), row(MARKED, 0, 2.0, "a")])
     with pytest.raises(ConfigError, match="rates must lie in"):
         evaluate(hand_made(), rates=(0.0,))
+
+
+ROW = ScoreRow("dew", "none", 1, "marked", "opening-1", 4.25, 0.001, 200)
+
+
+def test_rows_round_trip(tmp_path: Path) -> None:
+    rows = [ROW, ScoreRow("dew", "none", 1, "human", "é\u2028", -0.5, None, 0)]
+    write_scores(tmp_path / "scores.jsonl", rows)
+    assert read_scores(tmp_path / "scores.jsonl") == rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "forged"}, "one of marked, unmarked, human, got 'forged'"),
+        ({"score": float("nan")}, "the score of text opening-1 is NaN"),
+        ({"score": None}, "wrong type"),
+        ({"p_value": 1.5}, r"in \[0, 1\], got 1.5"),
+        ({"seed": "first"}, "wrong type"),
+    ],
+)
+def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, change: dict, message: str) -> None:
+    path = tmp_path / "scores.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROW.to_dict(), {**ROW.to_dict(), **change})))
+    with pytest.raises(InputError, match=f"scores.jsonl, line 2: .*{message}"):
+        read_scores(path)
+
+
+def test_a_missing_field_and_an_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs the field 'tokens'"):
+        ScoreRow.from_dict({name: value for name, value in ROW.to_dict().items() if name != "tokens"})
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="is empty"):
+        read_scores(tmp_path / "empty.jsonl")

@@ -1,10 +1,13 @@
-"""Recipes: the packaged ones, selections of rows and stages, and files of the user."""
+"""Recipes: the packaged ones, selections of rows and stages, and files and classes of the user."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from dewmark.attack import ATTACKS, load_attack
+from dewmark.core.keys import Key
 from dewmark.errors import ConfigError, UnknownNameError
 from dewmark_lab.experiments.recipe import LOCAL_MODEL, STAGES, SchemeEntry, load_recipe, tables
 
@@ -128,3 +131,21 @@ def test_a_recipe_file_of_the_user(tmp_path):
     file.write_text("base: main\nprofiles: {local: {texts: many}}\n")
     with pytest.raises(ConfigError, match="texts must be"):
         load_recipe(str(file), profile="local")
+
+
+def test_the_examples_are_schemes_and_attacks_from_files() -> None:
+    from dewmark.hosts.fake import FakeHost
+    from dewmark.opening import load_scheme
+    from dewmark_lab.experiments.recipe import load_recipe
+
+    folder = Path(__file__).parents[4] / "examples"
+    own = f"{folder}/own_scheme.py:Halves"
+    assert load_scheme(Key.generate(), host=FakeHost().info, scheme=own).scheme.name == "halves"
+    recipe = load_recipe("main", profile="local").narrowed(
+        schemes=["kgw", own], attacks=["delete-0.3", f"{folder}/own_attack.py:Swap"]
+    )
+    assert [entry.label for entry in recipe.schemes] == ["kgw", "halves"]
+    assert [(entry.label, entry.attack) for entry in recipe.attacks][1] == (
+        "swap",
+        f"{folder}/own_attack.py:Swap",
+    )

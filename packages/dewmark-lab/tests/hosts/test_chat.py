@@ -16,10 +16,11 @@ from tests.hosts.chat_server import KEY, Reply, echo, serving
 
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError, InputError, ModelError
-from dewmark.hosts import chat_format, load_host, wrap_model
+from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import check_conversation
 from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.description import chat_format_of
+from dewmark.hosts.transformers.model import TransformersHost
 from dewmark_desk.generation import transcript
 from dewmark_lab.chat.settings import CachedChat, ChatSettings, LocalChat
 
@@ -122,7 +123,7 @@ class TestChatFormat:
         tokenizer = _tokenizer()
         tokenizer.chat_template = TEMPLATE
         host.model.generation_config.update(do_sample=True, temperature=0.5)
-        wrapped = wrap_model(host.model, tokenizer)
+        wrapped = TransformersHost(host.model, tokenizer)
         assert wrapped.chat.decoding.temperature == 0.5
         assert wrapped.chat.render(said("the sea")[0]) == "user the sea the"
 
@@ -255,10 +256,6 @@ class TestSettings:
         ("wrong", "why"),
         [
             ({"host": "smollm2-135m", "model": "m"}, "give only one"),
-            ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-            ({"temperature": -1.0}, "temperature must be at least 0"),
-            ({"top_p": 0.0}, "top_p must lie"),
-            ({"timeout": 0.0}, "timeout must be above 0"),
             ({"base_url": "ftp://example.org"}, "must look like"),
             ({"length_field": "tokens"}, "length_field must be one of"),
         ],

@@ -1,4 +1,4 @@
-"""The report of an experiment: complete, self-contained, with the paper's numbers beside ours."""
+"""The report of an experiment and its tables: complete, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dewmark_lab.reports.experiment_report import write_report
 from dewmark_lab.reports.experiment_tables import report_tables, results_csv
 from dewmark_lab.reports.paper import PaperTable, beside_paper, paper_table
 from dewmark_lab.reports.run_results import read_run
+from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, to_markdown
 
 SCHEMES = {"dew-paper-2.0": 3.0, "dew-paper-2.5": 4.0, "kgw": 3.5}
 ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.2, 1.3)}
@@ -230,3 +232,38 @@ def test_results_csv_has_every_number(run: Path) -> None:
     assert float(line["words_kept"]) == pytest.approx(0.1)
     by_p = lines[keys.index(("kgw", "translate", "p-value", "0.01"))]
     assert float(by_p["found"]) == pytest.approx(cell.share(0.01).found.rate, rel=1e-5)
+
+
+TABLE = Table(
+    title="Found",
+    columns=(
+        Column("TPR@1%", "none"),
+        Column("FPR@1%", "none", better=""),
+        Column("PPL", "quality", decimals=2, better="lower"),
+        Column("NPS", "quality", sign=True),
+    ),
+    rows=(
+        TableRow(
+            "DEW (λ = 2.0)",
+            (Estimate(0.9861, 0.008), Estimate(0.02, low=0.01, high=0.04, flag="!"), None, Estimate(0.1)),
+        ),
+        TableRow("K|G_W & <co>", (Estimate(0.9862, 0.001), None, Estimate(8.5, 0.1), Estimate(-0.05))),
+        TableRow("SIR", (Estimate(0.5), None, Estimate(9.0), None)),
+    ),
+    notes=("100% of it & more.",),
+)
+
+
+def test_the_best_is_chosen_after_rounding_and_only_in_ordered_columns() -> None:
+    assert TABLE.best(0) == {0, 1}  # both read 0.986
+    assert TABLE.best(1) == frozenset()
+    assert TABLE.best(2) == {1}
+    assert TABLE.best(3) == {0}
+
+
+def test_markdown() -> None:
+    lines = to_markdown(TABLE).splitlines()
+    assert lines[2] == "| Watermark | none: TPR@1% | none: FPR@1% | quality: PPL | quality: NPS |"
+    assert lines[4] == "| DEW (λ = 2.0) | **0.986** ±0.008 | 0.020! [0.010, 0.040] | – | **+0.100** |"
+    assert lines[5].startswith("| K\\|G_W & <co> | ")
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines[2:7])

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.engine_marks.toy_host import random_logits
+from tests.engine_marks.toy_host import random_logits, random_words
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
-from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
+from dewmark_lab.schemes.pair_hash import torch_uniforms
+from dewmark_lab.schemes.reweight.dipmark import SLOTS, dip_factors, slot_masses, slots_of
 
 VOCAB = 72
 KEYS, CONTEXTS = 8, 300
@@ -202,25 +203,6 @@ def test_context_is_forgotten_after_the_history(bind) -> None:
     assert marked == [True, False, True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("exp", {"prefix": 0}, "prefix must be at least 1"),
-        ("synthid", {"depth": 33}, "depth must lie in 1 … 32"),
-        ("synthid", {"leaves": 1}, "leaves must be at least 2"),
-        ("synthid", {"history": 0}, "history must be"),
-        ("unbiased", {"grid": 0}, "grid must be"),
-        ("unbiased", {"temperature": 0.0}, "temperature must be positive"),
-        ("unbiased", {"top_p": 0.0}, "top_p must lie"),
-        ("dipmark", {"alpha": 1.5}, "alpha must lie"),
-        ("dipmark", {"gamma": 1.0}, "gamma must lie"),
-    ],
-)
-def test_bad_parameters_are_rejected(name, settings, message) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SCHEMES[name]().with_settings(settings)
-
-
 def test_support_includes_every_token_of_finite_logit() -> None:
     scores = random_logits(4, 1000)
     assert support(scores) is None
@@ -233,3 +215,33 @@ def test_support_includes_every_token_of_finite_logit() -> None:
     for row in range(4):
         assert set(torch.isfinite(cut[row]).nonzero()[:, 0].tolist()) <= set(few[row].tolist())
     assert support(torch.full((2, 1000), -math.inf)) is None
+
+
+def sorted_reweighting(p: np.ndarray, order: np.ndarray, alpha: float) -> np.ndarray:
+    """The DiP reweighting of a true permutation: F'(x) = max(F − α, 0) + max(F − (1 − α), 0), differenced."""
+    upto = np.cumsum(p[order])
+    new = np.maximum(upto - alpha, 0.0) + np.maximum(upto - (1.0 - alpha), 0.0)
+    out = np.empty_like(p)
+    out[order] = np.diff(new, prepend=0.0)
+    return out
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.45, 0.5, 0.8])
+def test_slots_act_as_a_permutation_if_no_two_tokens_share_one(alpha) -> None:
+    keyed = random_words(200, 20)
+    slots = slots_of(keyed)
+    alone = torch.tensor([len(set(row)) == 20 for row in slots.tolist()])
+    keyed, slots, p = keyed[alone], slots[alone], random_logits(200, 20)[alone].softmax(1)
+    assert len(p) > 100  # 20 tokens in 4,096 slots: 95% of the rows
+    factors = dip_factors(slot_masses(p, slots), alpha).gather(1, slots)
+    for row, k, f in zip(p.double().numpy(), torch_uniforms(keyed).numpy(), factors.numpy(), strict=True):
+        np.testing.assert_allclose(row * f, sorted_reweighting(row, np.argsort(k), alpha), atol=1e-6)
+
+
+def test_reweighted_probabilities_add_up() -> None:
+    p, slots = random_logits(50, 6000).softmax(1), slots_of(random_words(50, 6000))
+    factors = dip_factors(slot_masses(p, slots), 0.3)
+    assert factors.shape == (50, SLOTS)
+    torch.testing.assert_close(
+        (p * factors.gather(1, slots)).sum(1), torch.ones(50, dtype=torch.float64), atol=1e-5, rtol=0
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from tests.engine_marks.toy_host import HOST, KNOWN, bind, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
-from dewmark.hosts import info_from_model
 from dewmark.hosts.fake import tiny_model
-from dewmark.workspace import Tokenized
+from dewmark.hosts.transformers.description import info_from_model
+from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import KGW, BoundKGW
 
 HASHINGS = ("left", "self")
@@ -127,13 +128,8 @@ def test_counts_and_z_agree_with_transformers(model: tuple, scheme: str, width: 
 
     info = info_from_model(network, tokenizer)
     hashing = "left" if scheme == "lefthash" else "self"
-    bound = TheirLists(
-        KGW(gamma=RATIO, hashing=hashing, prefix=width),
-        info,
-        "",
-        secret=bytes(32),
-        width=width - (hashing == "self"),
-    )
+    ours = KGW(gamma=RATIO, hashing=hashing, prefix=width)
+    bound = TheirLists(ours, info, "", secret=bytes(32), workspace=Workspace(Path()))
     bound.theirs = detector.processor
     texts = [Tokenized("", tuple(row), tuple((0, 0) for _ in row)) for row in ids.tolist()]
     found = bound.evidence(texts, [Tokenized("", (), ())] * len(texts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.stats.independent_sums import weighted_bernoulli_pmf
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
+from dewmark_lab.schemes.host_reading import weighted_bernoulli_pmf
 from dewmark_lab.schemes.keyed_sampling.pasa import (
     PASA,
     auxiliary_distribution,
@@ -116,6 +117,8 @@ def test_distribution_of_weighted_matches_agrees_with_all_outcomes() -> None:
     for outcome in itertools.product([0, 1], repeat=5):
         expected[levels @ outcome] += np.prod(np.where(outcome, chances, 1 - chances))
     np.testing.assert_allclose(weighted_bernoulli_pmf(levels, chances), expected, atol=1e-15)
+    equal = weighted_bernoulli_pmf(np.full(50, 4), np.full(50, 0.5))
+    assert equal[::4] == pytest.approx([math.comb(50, k) / 2.0**50 for k in range(51)], rel=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("random", 4.0), ("a loop", 1.0)])

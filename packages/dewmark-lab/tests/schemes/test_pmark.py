@@ -82,5 +82,5 @@ def test_marked_text_is_found_and_short_text_is_too_short(bind, bag_encoder) -> 
     assert found.verdict is Verdict.MARKED
     assert bind(2).detect(made.text).p_value > 1e-3
     assert bound.detect(" The river was high.").verdict is Verdict.TOO_SHORT
-    with pytest.raises(ConfigError, match="channels must lie between 1 and 64, got 0"):
+    with pytest.raises(ConfigError, match="channels must lie in .1, 64., got 0"):
         dataclasses.replace(bound.scheme, channels=0)

@@ -64,8 +64,6 @@ class TestBoth:
     def test_share_must_be_a_whole_number_of_bins(self, kind, bind) -> None:
         with pytest.raises(ConfigError, match="whole number of the 8 bins, got 0.3"):
             bind(kind(gamma=0.3))
-        with pytest.raises(ConfigError, match="tries must be at least 1"):
-            kind(tries=0)
 
     def test_draft_passes_in_an_accepted_bin_away_from_its_border(self, kind, bind) -> None:
         bound = bind(kind())

@@ -8,9 +8,8 @@ import torch
 from scipy.stats import chisquare, kstest
 from tests.engine_marks.toy_host import VOCAB, bind, numbers
 
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import UnknownNameError
 from dewmark.testing.checks import expect_valid
-from dewmark_lab.schemes.keyed_sampling.simkey import SimKey
 
 KEYS = 80
 TEXTS = {
@@ -138,14 +137,6 @@ def test_one_encoder_call_per_chunk(bag_encoder) -> None:
         session(ids, torch.zeros(1, VOCAB))
         ids = torch.cat((ids, torch.tensor([[30 + step]])), dim=1)
     assert len(bound.simhash.contexts.encoder.calls) - before == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("hashes", 0), ("bits", 0), ("bits", 40), ("window", 0), ("stride", 0)]
-)
-def test_bad_parameters_are_rejected(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SimKey(**{name: value})
 
 
 def test_an_unknown_encoder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -106,7 +108,7 @@ def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     processor = oracle()
     bits, mask = processor.compute_g_values(out).double(), processor.compute_context_repetition_mask(out)
     mean = float(bits[mask].mean())
-    ours = TheirBits(SynthID(prefix=3), host.info, "", secret=bytes(32))
+    ours = TheirBits(SynthID(prefix=3), host.info, "", secret=bytes(32), workspace=Workspace(Path()))
     found = ours.detect(host.info.tokenizer.decode(out.tolist())[0])
     assert found.effective_length == int(mask.sum())
     assert found.score + 0.5 == pytest.approx(mean, abs=1e-9)

@@ -162,7 +162,5 @@ def test_bad_settings_are_rejected(host, tmp_path) -> None:
         WaterPool(inner="kgv")
     with pytest.raises(UnknownNameError, match="delta"):
         WaterPool(inner="kgw:delto=3")
-    with pytest.raises(ConfigError, match="retrieved"):
-        WaterPool(retrieved=0)
     with pytest.raises(ArtifactError, match="contains no pool"):
         bind(host, tmp_path, pool=str(tmp_path / "nothing")).detect(words(host, 40, seed=5))

@@ -54,7 +54,7 @@ class Attack(ABC):
         self.validate()
 
     def validate(self) -> None:  # noqa: B027 - some attacks have nothing to check
-        """Raise `ConfigError` if a setting is out of range."""
+        """Raise `ConfigError` if settings do not go together; ranges are noted as for `config.coerced`."""
 
     @property
     def language(self) -> str:

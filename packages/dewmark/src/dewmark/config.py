@@ -62,12 +62,32 @@ def replace(config: T, values: Mapping[str, Any]) -> T:
 
 
 def coerced(config: object) -> dict[str, Any]:
-    """The fields of a config dataclass by attribute name, each converted to its declared type."""
+    """The fields of a config dataclass by attribute name, each converted to its declared type and in range.
+
+    A range is a note on the type: ``Annotated[int, "at least 1"]``, ``"positive"`` or ``"in (0, 1]"``.
+    """
     hints = typing.get_type_hints(type(config))
-    return {
-        f.name: _coerce(f.name.rstrip("_"), getattr(config, f.name), hints[f.name])
-        for f in dataclasses.fields(config)  # type: ignore[arg-type]
-    }
+    noted = typing.get_type_hints(type(config), include_extras=True)
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(config):  # type: ignore[arg-type]
+        name = f.name.rstrip("_")
+        value = found[f.name] = _coerce(name, getattr(config, f.name), hints[f.name])
+        for allowed in getattr(noted[f.name], "__metadata__", ()):
+            if value is not None and not _allows(allowed, value):
+                verb = "lie" if allowed.startswith("in") else "be"
+                raise ConfigError(f"{name} must {verb} {allowed}, got {value}")
+    return found
+
+
+def _allows(allowed: str, value: float) -> bool:
+    """Whether a number is in the range that a note on a field's type allows."""
+    if allowed == "positive":
+        return value > 0
+    if allowed.startswith("at least "):
+        return value >= float(allowed.removeprefix("at least "))
+    low, high = (float(end) for end in allowed.removeprefix("in ")[1:-1].split(", "))
+    above = low <= value if "[" in allowed else low < value
+    return above and (value <= high if "]" in allowed else value < high)
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from dewmark import hosts
 from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
@@ -127,7 +128,7 @@ def _surroundings(
     """The host and workspace to bind a scheme to."""
     if host is None:
         host = no_host() if scheme.host_free else DEFAULT_HOST
-    load = functools.partial(_load_host, progress=progress)
+    load = functools.partial(hosts.load_host, progress=progress)
     info, open_own = find_host(host, tokenizer, load=load, progress=progress)
     return info, open_workspace(open_own, load=load, progress=progress)
 
@@ -137,7 +138,7 @@ def _reader_of(
 ) -> Expectations | None:
     """The reader for a scheme; an error before anything else is opened if it has no use for one."""
     if reader == "host" and host is not None and not isinstance(host, str):
-        reader = find_host(host, tokenizer, load=_load_host, progress=progress)[1]()
+        reader = find_host(host, tokenizer, load=hosts.load_host, progress=progress)[1]()
     own = host if isinstance(host, str) else DEFAULT_HOST
     expectations = open_reader(reader, host=own, progress=progress)
     scheme.check_reader(expectations)
@@ -150,18 +151,19 @@ def find_host(
     """A host's description, and a function that gives the host itself."""
     if isinstance(host, HostInfo):
         return host, functools.partial(load, host.name)
-    from dewmark.hosts import host_info, info_from_model, wrap_model
     from dewmark.hosts.base import Host
 
     if isinstance(host, Host):
         return host.info, lambda: host
     if isinstance(host, str):
-        info = host_info(host, progress=progress)
+        info = hosts.host_info(host, progress=progress)
         return info, functools.partial(load, info.name)
     if tokenizer is None:
         raise ConfigError(f"a {type(host).__name__} in memory needs its tokenizer: give that too")
-    info = info_from_model(host, tokenizer)
-    return info, functools.partial(wrap_model, host, tokenizer, info)
+    from dewmark.hosts.transformers.model import TransformersHost
+
+    own = TransformersHost(host, tokenizer)  # type: ignore[arg-type]  # whatever the caller gives
+    return own.info, lambda: own
 
 
 def open_workspace(
@@ -173,15 +175,9 @@ def open_workspace(
     def open_host(name: str | None) -> Host:
         return open_own() if name is None else load(name)
 
-    def find_info(name: str) -> HostInfo:
-        from dewmark.hosts import host_info
-
-        return host_info(name, progress=progress)
-
-    return Workspace(cache=cache_dir(), progress=progress or silent, find_host=find_info, open_host=open_host)
-
-
-def _load_host(name: str, *, progress: Progress | None = None) -> Host:
-    from dewmark.hosts import load_host
-
-    return load_host(name, progress=progress)
+    return Workspace(
+        cache=cache_dir(),
+        progress=progress or silent,
+        find_host=functools.partial(hosts.host_info, progress=progress),
+        open_host=open_host,
+    )

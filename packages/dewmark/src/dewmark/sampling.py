@@ -472,7 +472,6 @@ class SparingSession(ChoosingSession):
         self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
         step = input_ids.shape[1] - self._start

@@ -105,7 +105,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """A watermarking scheme's configuration. Subclasses are frozen dataclasses and validate in `validate`."""
+    """A watermarking scheme's configuration. Subclasses are frozen dataclasses.
+
+    The range of a field is a note on its type (`dewmark.config.coerced`).
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -125,9 +128,8 @@ class Scheme(ABC):
             object.__setattr__(self, name, value)  # 2 and 2.0 are one configuration, with one hash
         self.validate()
 
-    @abstractmethod
-    def validate(self) -> None:
-        """Raise `ConfigError` if a field is out of range."""
+    def validate(self) -> None:  # noqa: B027 - the ranges of most fields are notes on their types
+        """Raise `ConfigError` if fields do not go together."""
 
     @abstractmethod
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundScheme:

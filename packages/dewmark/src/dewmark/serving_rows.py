@@ -96,7 +96,6 @@ class SessionRows(Rows):
         self._final = final
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) to marked ones, same shape."""
         marked = []
         for i, row in enumerate(rows):
             assert isinstance(row, _SessionRow)

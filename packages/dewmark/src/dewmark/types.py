@@ -98,13 +98,7 @@ class TokenScore(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "text": self.text,
-            "start": self.start,
-            "end": self.end,
-            "score": round(self.score, 4),
-            "scored": self.scored,
-        }
+        return {**self._asdict(), "score": round(self.score, 4)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,7 +259,6 @@ class Detection(Plain):
         return self.verdict is Verdict.TOO_SHORT and self.tokens_scored >= _LONG
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
-        """Plain JSON values; None for numbers that are not finite."""
         names = (each.name for each in dataclasses.fields(self) if each.name != "tokens")
         row = {name: _plain(getattr(self, name)) for name in names}
         if tokens:

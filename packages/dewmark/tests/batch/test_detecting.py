@@ -166,8 +166,6 @@ def test_a_worker_with_another_key_is_an_error(detector, jsonl):
     [
         (None, "out.csv", {}, "must end in .parquet or .jsonl"),
         (None, "out.jsonl", {"engine": "rya"}, "unknown engine 'rya'; did you mean 'ray'"),
-        ("in.txt", "out.jsonl", {}, "cannot tell the format of in.txt"),
-        ("missing.jsonl", "out.jsonl", {}, "missing.jsonl: No such file"),
     ],
 )
 def test_bad_arguments(detector, jsonl, tmp_path, source, out, options, message):

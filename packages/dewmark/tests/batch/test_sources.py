@@ -113,14 +113,6 @@ def test_a_signed_link_is_shown_without_its_signature():
     assert "abc" not in str(caught.value)
 
 
-def test_a_changed_file_has_another_identity(tmp_path):
-    source = open_source(write_jsonl(tmp_path / "in.jsonl"))
-    before = source.identity()
-    assert before == source.identity()
-    write_jsonl(tmp_path / "in.jsonl", ROWS[:-1])
-    assert before != source.identity()
-
-
 @pytest.mark.parametrize("module", ["pyarrow", "aiohttp"])
 def test_a_missing_extra_names_the_install_command(monkeypatch, module):
     for name in [name for name in sys.modules if name.split(".")[0] in (module, "fsspec")]:

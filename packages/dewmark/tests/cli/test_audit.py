@@ -99,19 +99,6 @@ def test_text_files_and_the_response_field(audit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--negatives", "missing.txt"], "cannot read missing.txt"),
-        (["--negatives", "GOOD", "--detector", "somewhere"], "leave out key"),
-        (["--negatives", "GOOD", "--scheme", "none"], "no mark to detect"),
-    ],
-)
-def test_bad_options(audit, good, arguments, said):
-    given = [good if argument == "GOOD" else argument for argument in arguments]
-    assert said in audit(*given).error
-
-
-@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{}", 'line 1 has no "text" and no "response"'),

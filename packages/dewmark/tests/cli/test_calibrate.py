@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.command_line import SECRET, Result, assert_no_secret
+from tests.command_line import SECRET, Result, assert_no_secret, json_lines, write_rows
 
 from dewmark.core.keys import Key
 from dewmark.stats.calibration import Calibration
@@ -15,11 +14,6 @@ from dewmark.stats.calibration import Calibration
 pytestmark = pytest.mark.usefixtures("host", "numbers")
 
 Z = np.linspace(-2.0, 2.0, 99)
-
-
-def write_rows(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def row(z: float) -> dict:
@@ -52,11 +46,6 @@ def detect(run, key_file, calibration):
         return run("detect", "--key", key_file, "--calibration", calibration, *arguments)
 
     return invoke
-
-
-def json_lines(result: Result) -> list[dict]:
-    assert result.code == 0, result.err
-    return [json.loads(line) for line in result.out.split("\n")[:-1]]
 
 
 class TestCalibrate:
@@ -100,9 +89,6 @@ class TestCalibrate:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--test", "magic"], "unknown test 'magic'; known: gaussian, key"),
-            (["--scheme", "none"], "no mark to detect"),
-            (["--detector", "somewhere"], "leave out key"),
             (["--out", "."], "is a folder"),
             (["--out", "NEG"], "--out is the file of negatives"),
         ],

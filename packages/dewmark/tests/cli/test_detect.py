@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.command_line import MARK, SECRET, Result
+from tests.command_line import MARK, SECRET, json_lines
 
 from dewmark.core.keys import Key
 
@@ -25,19 +25,6 @@ def texts(tmp_path: Path) -> tuple[Path, Path]:
     marked.write_text(MARKED, encoding="utf-8")
     plain.write_bytes(b"\xef\xbb\xbf" + PLAIN.encode())  # a byte order mark is no part of the text
     return marked, plain
-
-
-@pytest.fixture
-def detect(run, host, key_file):
-    def invoke(*arguments: object) -> Result:
-        return run("detect", "--key", key_file, *arguments)
-
-    return invoke
-
-
-def json_lines(result: Result) -> list[dict]:
-    assert result.code == 0, result.err
-    return [json.loads(line) for line in result.out.split("\n")[:-1]]
 
 
 def test_json(detect, texts):

@@ -6,17 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.command_line import MARK, SECRET, Result, StubBound
+from tests.command_line import MARK, SECRET, StubBound, json_lines
 
 from dewmark.core.keys import Key
 from dewmark.stats.multiple_testing import benjamini_hochberg
 
 Z = [3.5, 0.2, 2.6, -1.0, 2.4]
-
-
-def json_lines(result: Result) -> list[dict]:
-    assert result.code == 0, result.err
-    return [json.loads(line) for line in result.out.split("\n")[:-1]]
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
@@ -27,14 +22,6 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "in.jsonl", [f"words z={z} words" for z in Z] + ["brief z=9 words", " "])
-
-
-@pytest.fixture
-def detect(run, host, key_file):
-    def invoke(*arguments: object) -> Result:
-        return run("detect", "--key", key_file, *arguments)
-
-    return invoke
 
 
 class TestManyTexts:
@@ -142,9 +129,6 @@ class TestManyKeys:
             (["--keys", "KEYS", "--key", "KEYS/a.key"], "are the same key"),
             (["--key", "KEYS/a.key", "--key", "KEYS/a.key"], "are the same key"),
             (["--key", "KEYS/a.key", "--key", "KEYS/d.key"], "no key file"),
-            (["--keys", "KEYS", "--detector", "somewhere"], "leave out key"),
-            (["--keys", "KEYS", "--scheme", "none"], "no mark to detect"),
-            (["--keys", "KEYS", "--test", "magic"], "unknown test 'magic'"),
             (["--keys", "KEYS", "--calibration", "cal.json"], "a calibration belongs to one key"),
         ],
     )

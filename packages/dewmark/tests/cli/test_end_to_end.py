@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.command_line import SECRET
+from tests.command_line import SECRET, json_lines
 
 from dewmark.core.keys import Key
 
@@ -27,10 +27,6 @@ def write_prompts(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def json_lines(text: str) -> list[dict]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
     prompts, out, unmarked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "unmarked.jsonl"
     write_prompts(prompts)
@@ -45,18 +41,18 @@ def test_from_prompts_to_an_exported_detector(run, tiny, key_file, tmp_path):
     assert out.read_bytes() == data
 
     detect = ["detect", "--key", key_file, *strong, "--json"]
-    found = json_lines(run(*detect, "--jsonl", out).out)
+    found = json_lines(run(*detect, "--jsonl", out))
     assert sum(row["p_value"] < 0.01 for row in found) >= 5
-    clean = json_lines(run(*detect, "--jsonl", unmarked).out)
+    clean = json_lines(run(*detect, "--jsonl", unmarked))
     assert sum(row["p_value"] < 0.01 for row in clean) <= 1
     other = tmp_path / "other.key"
     Key(bytes(32)).save(other)
-    wrong = json_lines(run("detect", "--key", other, *strong, "--json", "--jsonl", out).out)
+    wrong = json_lines(run("detect", "--key", other, *strong, "--json", "--jsonl", out))
     assert sum(row["p_value"] < 0.01 for row in wrong) <= 1
 
     folder = tmp_path / "detector"
     assert run("detector", "export", "--key", key_file, *strong, "--host", "tiny", "--out", folder).code == 0
-    again = json_lines(run("detect", "--detector", folder, "--json", "--jsonl", out).out)
+    again = json_lines(run("detect", "--detector", folder, "--json", "--jsonl", out))
     assert [row["p_value"] for row in again] == pytest.approx([row["p_value"] for row in found], rel=1e-6)
     assert no_secret_in(tmp_path, but=key_file)
 
@@ -76,12 +72,12 @@ def test_a_calibration_serves_the_key_and_its_exported_detector(run, tiny, key_f
     text.write_text(" ".join(WORDS * 5), encoding="utf-8")
     assert run("detector", "export", "--key", key_file, "--host", "tiny", "--out", folder).code == 0
     common = ["calibrate", "--negatives", negatives, "-q", "--json"]
-    by_key = json_lines(run(*common, "--key", key_file, "--out", tmp_path / "a.json").out)
-    by_folder = json_lines(run(*common, "--detector", folder, "--out", tmp_path / "b.json").out)
+    by_key = json_lines(run(*common, "--key", key_file, "--out", tmp_path / "a.json"))
+    by_folder = json_lines(run(*common, "--detector", folder, "--out", tmp_path / "b.json"))
     assert by_key[0]["config_hash"] == by_folder[0]["config_hash"]
     assert by_key[0]["negatives"] == 30
     ranks = [
-        json_lines(run("detect", *given, text, "--json", "-q").out)[0]["p_value"]
+        json_lines(run("detect", *given, text, "--json", "-q"))[0]["p_value"]
         for given in (
             ("--key", key_file, "--calibration", tmp_path / "a.json"),
             ("--detector", folder, "--calibration", tmp_path / "a.json"),

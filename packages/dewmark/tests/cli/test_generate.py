@@ -46,55 +46,6 @@ def test_rows(run, host, command, tmp_path, key_file):
     assert host.calls == [[70, 71, 72, 73], [74, 75, 76, 77], [78, 79, 80]]
 
 
-def test_a_run_stopped_at_any_byte_resumes_to_the_same_bytes(run, host, command, tmp_path):
-    whole = tmp_path / "whole.jsonl"
-    assert run(*command, "--out", whole, "--seed", 5).code == 0
-    data = whole.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(data) if byte == 0x0A]
-    # at the end of a row, of a batch, and inside a character of several bytes
-    cuts = {0, 9, ends[0], ends[3] - 1, ends[3], ends[7], data.index("–".encode()) + 1, len(data)}
-    for cut in sorted(cuts):
-        out = tmp_path / f"cut-{cut}.jsonl"
-        out.write_bytes(data[:cut])
-        host.calls.clear()
-        result = run(*command, "--out", out, "--seed", 5)
-        assert result.code == 0, (cut, result.err)
-        assert out.read_bytes() == data, cut
-        finished = sum(end <= cut for end in ends)
-        made = sum(len(seeds) for seeds in host.calls)
-        assert made == (0 if finished == 11 else 11 - finished // 4 * 4)
-
-
-def test_the_seed_of_a_resumed_run_is_the_file_s_own(run, host, command, tmp_path):
-    out = tmp_path / "out.jsonl"
-    assert run(*command, "--out", out).code == 0
-    data = out.read_bytes()
-    out.write_bytes(data[: len(data) * 2 // 3])
-    assert run(*command, "--out", out).code == 0
-    assert out.read_bytes() == data
-
-
-@pytest.mark.parametrize(
-    ("extra", "said"),
-    [
-        (["--set", "k=5"], "config_hash is"),
-        (["--temperature", "0.7"], "config_hash is"),
-        (["--seed", "6"], "seed is 5 and not 6"),
-    ],
-)
-def test_a_file_of_another_run_is_rejected_untouched(run, host, command, tmp_path, extra, said):
-    out = tmp_path / "out.jsonl"
-    assert run(*command, "--out", out, "--seed", 5).code == 0
-    out.write_bytes(out.read_bytes()[:-7])
-    before, hash_before = out.read_bytes(), rows_of(out)[0]["config_hash"]
-    error = run(*command, "--out", out, *extra, "--quiet").error
-    assert said in error
-    assert "another output file" in error
-    if "config" in said:
-        assert hash_before in error
-    assert out.read_bytes() == before
-
-
 def test_the_output_must_be_a_regular_file(run, host, command, tmp_path):
     for out in (Path("/dev/zero"), tmp_path):
         result = run(*command, "--out", out)

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, few plain lines elsewhere."""
+"""What a terminal shows: progress as a bar or few plain lines, and tokens in colours."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import io
 import sys
 
 import pytest
+from rich.console import Console
 
 from dewmark.cli import terminal as module
 from dewmark.cli.terminal import Progress
+from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
+from dewmark.types import Detection, TokenScore, Verdict
 
 
 @pytest.fixture
@@ -53,3 +56,52 @@ def test_a_terminal_gets_a_bar_and_stdout_is_untouched(monkeypatch):
         progress("working", 2, 2)
     assert "working" in err.getvalue()
     assert out.getvalue() == "result\n"
+
+
+TEXT = "red plain green \x1b[31mevil🙂"
+TOKENS = (
+    TokenScore("red", 0, 3, -3.0, True),
+    TokenScore(" plain", 3, 9, 0.1, True),
+    TokenScore(" green", 9, 15, 3.0, True),
+    TokenScore("x", 15, 20, 0.0, False),
+    TokenScore("\N{REPLACEMENT CHARACTER}", 25, 26, 1.0, True),
+    TokenScore("\N{REPLACEMENT CHARACTER}", 25, 26, 1.0, True),
+)
+FOUND = Detection(Verdict.MARKED, 1e-4, 3.7, 0.2, 5.0, 5, "key", 0.01, "dew", "ab12", TOKENS)
+
+
+def shown(**options) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, **options)
+    console.print(colour_tokens(TEXT, FOUND), legend())
+    return stream.getvalue()
+
+
+def test_control_characters_are_replaced():
+    plain = colour_tokens(TEXT, FOUND).plain
+    assert plain == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
+    assert "\x1b[31m" not in shown(color_system="truecolor")
+
+
+def test_colours_follow_scores():
+    styles = {span.start: str(span.style) for span in colour_tokens(TEXT, FOUND).spans}
+    assert "on #ecad6d" in styles[0]
+    assert "on #f2f2ee" in styles[3]  # near 0
+    assert "on #859edd" in styles[9]
+    assert styles[15] == "dim"
+    assert styles[25].startswith("#000000 on")
+
+
+def test_no_color_is_honoured(monkeypatch):
+    coloured = shown(color_system="truecolor")
+    assert "48;2;236;173;109m" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "48;2" not in shown(color_system="truecolor")
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_line_for_every_verdict(verdict):
+    found = Detection(verdict, 0.004, 2.6, 0.2, 50.0, 60, "key", 0.01, "dew", "ab12")
+    line = verdict_line("a\x07.txt", found).plain
+    assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict.words}: ")
+    assert ("effective length 50 of 60" in line) == (verdict is not Verdict.UNSUPPORTED_LANGUAGE)

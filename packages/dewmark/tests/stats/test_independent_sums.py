@@ -14,7 +14,6 @@ from dewmark.stats.independent_sums import (
     binomial_test,
     convolved,
     gamma_test,
-    weighted_bernoulli_pmf,
     z_test,
 )
 
@@ -67,15 +66,3 @@ def test_convolved_distribution_of_unequal_coins_is_exact() -> None:
     equal = bernoulli_law(np.full(300, 0.3))
     np.testing.assert_allclose(equal, binom.pmf(np.arange(301), 300, 0.3), rtol=1e-9)
     assert bernoulli_law(np.zeros(0)).tolist() == [1.0]
-
-
-def test_weighted_distribution_is_exact() -> None:
-    """Against all 2¹² outcomes, and against the binomial distribution for equal weights."""
-    levels = np.array([0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 64])
-    expected = np.zeros(levels.sum() + 1)
-    for outcome in itertools.product((0, 1), repeat=len(levels)):
-        expected[levels @ outcome] += 0.3 ** sum(outcome) * 0.7 ** (len(levels) - sum(outcome))
-    assert weighted_bernoulli_pmf(levels, np.full(12, 0.3)) == pytest.approx(expected, abs=1e-15)
-    equal = weighted_bernoulli_pmf(np.full(50, 4), np.full(50, 0.5))
-    assert equal[::4] == pytest.approx([math.comb(50, k) / 2.0**50 for k in range(51)], rel=1e-12)
-    assert equal.sum() == pytest.approx(1.0)

@@ -15,6 +15,7 @@ from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
 from dewmark.policy import load_policy
 from dewmark.registry import unknown_name
+from dewmark_desk.cli.token import StoreUrl
 
 if TYPE_CHECKING:
     from dewmark_desk.settings import Settings
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 _OPEN = (
     "no token is needed: everyone who can reach this address may ask anything, and other programs on this "
     "machine can; make a token with dewmark token new --scope detect, or add --require-tokens"
+)
+
+
+# options that are settings of the same name
+_ALIKE = (
+    *("scheme", "vocabulary", "reader", "host_model", "device", "dtype", "host", "port", "workers", "greedy"),
+    *("without_tokens", "require_tokens", "log_queries", "log_days", "job_days", "zero_retention", "opt_out"),
+    *("provider", "contact", "public_url", "public_page", "fpr", "max_fpr", "public_fpr"),
 )
 
 
@@ -62,6 +71,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def serve(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -115,14 +125,7 @@ def serve(
             help="Requests at temperature 0 leave no choice to mark: answer them without a mark, or refuse.",
         ),
     ] = "unmarked",
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="default|FILE.json",
-            show_default="mark everything",
-            help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
-        ),
-    ] = None,
+    policy: options.PolicyFile = None,
     policy_log: Annotated[
         Path | None,
         typer.Option(
@@ -145,14 +148,7 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, help="Number of processes, which share the detectors' tables.")
     ] = 1,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            show_default="$DEWMARK_STORE, or a file in your home",
-            help="Database for tokens and audits: sqlite:///FILE, or postgresql+psycopg://…",
-        ),
-    ] = None,
+    store: StoreUrl = None,
     without_tokens: Annotated[
         bool,
         typer.Option(
@@ -237,39 +233,16 @@ def serve(
             detectors=tuple(tenant_paths(detector or [])),
             keys=tuple(key_paths(key or [], keys)),
             keyring=None if keys is None else str(keys),
-            scheme=scheme,
             scheme_settings=tuple(settings or ()),
-            vocabulary=vocabulary,
-            reader=reader,
-            host_model=host_model,
-            device=device,
-            dtype=dtype,
-            host=host,
-            port=port,
-            workers=workers,
             store=store or default_store(),
-            without_tokens=without_tokens,
-            require_tokens=require_tokens,
             host_names=tuple(each.lower() for each in name or ()),
-            log_queries=log_queries,
-            log_days=log_days,
-            job_days=job_days,
-            zero_retention=zero_retention,
             signers=tuple(str(path.absolute()) for path in signer or ()),
-            provider=provider,
-            contact=contact,
-            public_url=public_url,
             dossier_url=dossier,
-            fpr=fpr,
-            max_fpr=max_fpr,
-            public_fpr=public_fpr,
-            greedy=greedy,
             policy=policy if policy in (None, "default") else str(Path(policy).absolute()),
             policy_log=None if policy_log is None else str(policy_log.absolute()),
-            opt_out=opt_out,
             certificate=_absolute(certificate, certificate_key),
             roots=None if roots is None else str(roots.absolute()),
-            public_page=public_page,
+            **{each: context.params[each] for each in _ALIKE},
         )
         with Progress(quiet=quiet) as progress:
             return _check(chosen, identity, progress)

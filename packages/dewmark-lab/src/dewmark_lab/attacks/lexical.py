@@ -14,11 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dewmark import storage
 from dewmark.attack import Attack
-from dewmark.config import check_rules
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
 
@@ -38,7 +37,6 @@ class Identity(Attack):
     summary: ClassVar[str] = "no attack: the clean texts"
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Return the texts unchanged."""
         return list(texts)
 
 
@@ -51,14 +49,9 @@ class Delete(Attack):
 
     name: ClassVar[str] = "delete"
     summary: ClassVar[str] = "deletes each word with probability r"
-    r: float = 0.3
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if r is not a probability."""
-        check_rules((0.0 <= self.r <= 1.0, "r", "lie in [0, 1]", self.r))
+    r: Annotated[float, "in [0, 1]"] = 0.3
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Delete words from each text."""
         return [self._delete_words(text, seed) for text, seed in zip(texts, seeds, strict=True)]
 
     def _delete_words(self, text: str, seed: int) -> str:
@@ -75,14 +68,9 @@ class Truncate(Attack):
 
     name: ClassVar[str] = "truncate"
     summary: ClassVar[str] = "keeps the first n words"
-    n: int = 100
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if nothing would remain."""
-        check_rules((self.n >= 1, "n", "be at least 1", self.n))
+    n: Annotated[int, "at least 1"] = 100
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Truncate each text."""
         return [text[: words(text)[: self.n][-1].end()] for text in texts]
 
 
@@ -96,15 +84,11 @@ class CopyPaste(Attack):
     name: ClassVar[str] = "copy-paste"
     summary: ClassVar[str] = "pastes segments of the text into human text of the same total length"
     human: str = ""
-    share: float = 0.25
-    segments: int = 1
+    share: Annotated[float, "in [0, 1]"] = 0.25
+    segments: Annotated[int, "at least 1"] = 1
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or there is no human text."""
-        check_rules(
-            (0.0 <= self.share <= 1.0, "share", "lie in [0, 1]", self.share),
-            (self.segments >= 1, "segments", "be at least 1", self.segments),
-        )
+        """Raise `ConfigError` if there is no human text."""
         if not self.human:
             raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
 

@@ -95,7 +95,6 @@ class RandomVectors(Encoder):
 
     @property
     def dim(self) -> int:
-        """The dimension of the vectors."""
         return self._dim
 
     def encode(self, texts: Sequence[str]) -> F32:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from dewmark import config
 from dewmark.decoding import CHAT_DECODING, Decoding, DecodingOptions
@@ -229,19 +229,19 @@ class ChatSettings:
     base_url: str | None = None
     model: str | None = None
     host: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    max_new_tokens: int = 1024
+    temperature: Annotated[float | None, "at least 0"] = None
+    top_p: Annotated[float | None, "in (0, 1]"] = None
+    max_new_tokens: Annotated[int, "at least 1"] = 1024
     key_env: str | None = "OPENAI_API_KEY"
     length_field: LengthField = "max_tokens"
     send_seed: bool = True
-    concurrency: int = 8
-    retries: int = 8
-    timeout: float = 120.0
+    concurrency: Annotated[int, "at least 1"] = 8
+    retries: Annotated[int, "at least 0"] = 8
+    timeout: Annotated[float, "positive"] = 120.0
     answers: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    batch_size: int = 8
+    batch_size: Annotated[int, "at least 1"] = 8
 
     def __post_init__(self) -> None:
         for name, value in config.coerced(self).items():
@@ -249,17 +249,7 @@ class ChatSettings:
         self.check()
 
     def check(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or two contradict each other."""
-        for name in ("max_new_tokens", "concurrency", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("retries", "temperature"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout must be above 0 seconds, got {self.timeout}")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
+        """Raise `ConfigError` if two settings contradict each other, or the address is none."""
         if self.host is not None and (self.base_url is not None or self.model is not None):
             raise ConfigError("host names a local model, base_url and model an endpoint: give only one")
         if self.base_url is not None:

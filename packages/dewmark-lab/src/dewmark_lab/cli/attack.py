@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from dewmark import config
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say, write
 from dewmark.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def attack(

@@ -9,7 +9,6 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, write
-from dewmark.errors import ConfigError
 
 app = typer.Typer(name="bench", no_args_is_help=True)
 MARKS = ("dew-default", "kgw", "synthid", "exp")
@@ -53,7 +52,7 @@ def marks(
     from dewmark_lab.bench.measures import bench_marks
     from dewmark_lab.bench.random_models import open_host
 
-    names, batches = _names(schemes or MARKS), _numbers(batch_sizes)
+    names, batches = _names(schemes or MARKS), options.numbers(batch_sizes, int, option="--batch-sizes")
     if threads:
         import torch
 
@@ -101,10 +100,3 @@ def _names(schemes: Sequence[str]) -> list[str]:
     for name in names:
         configuration(name)  # checks it
     return names
-
-
-def _numbers(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--batch-sizes takes whole numbers separated by commas, got {text!r}")
-    return [int(part) for part in parts]

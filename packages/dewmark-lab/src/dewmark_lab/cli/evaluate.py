@@ -64,9 +64,7 @@ def evaluate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
-    test: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
-    ] = None,
+    test: options.Test = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
@@ -84,7 +82,7 @@ def evaluate(
     from dewmark_lab.evaluation.results import read_scores
     from dewmark_lab.evaluation.score_files import parse_files, read_score_files, score_files
 
-    levels = _rates(rates)
+    levels = options.numbers(rates, float, option="--fpr")
     given = (positives or (), negatives or (), human or ())
     files = parse_files(*given) if scores is None else ()
     if scores is not None:
@@ -124,13 +122,6 @@ def evaluate(
     else:
         results().print(_table(found), soft_wrap=False)
         write("".join(f"\n{note[0].upper()}{note[1:]}." for note in found.notes) + "\n" * bool(found.notes))
-
-
-def _rates(given: str) -> list[float]:
-    try:
-        return sorted({float(part) for part in given.split(",") if part.strip()})
-    except ValueError:
-        raise ConfigError(f"--fpr needs rates such as 0.01,0.05, got {given!r}") from None
 
 
 def _table(found: Evaluation) -> Table:

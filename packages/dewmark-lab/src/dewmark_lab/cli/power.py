@@ -58,7 +58,7 @@ def power(
     from dewmark_lab.evaluation.power import power_by_length, write_sample
     from dewmark_lab.evaluation.power_model import measure_strength
 
-    lengths = _lengths(length)
+    lengths = options.numbers(length, int, option="--length")
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
@@ -103,16 +103,6 @@ def power(
         emit(summary)
     else:
         _print(found, rows)
-
-
-def _lengths(given: str) -> list[int]:
-    try:
-        lengths = sorted({int(part) for part in given.split(",") if part.strip()})
-    except ValueError:
-        lengths = []
-    if not lengths or lengths[0] < 1:
-        raise ConfigError(f"--length needs whole numbers of tokens such as 50,100,200, got {given!r}")
-    return lengths
 
 
 def _summary(bound: BoundScheme, found: Power, rows: Sequence[PowerRow]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say, write
 
 if TYPE_CHECKING:
-    from dewmark.stats.rates import Interval
+    from dewmark_lab.metrics import Interval
 
 
 def retention(

@@ -21,12 +21,13 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
-from dewmark.stats.rates import Interval, Rate, rate
+from dewmark.stats.rates import Rate, rate
 from dewmark.types import Generation
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
 from dewmark_lab.evaluation.power_model import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
+from dewmark_lab.metrics import Interval
 
 _SHORTEST = 25  # tokens; most of a shorter text has no full context
 _CUTS = 8

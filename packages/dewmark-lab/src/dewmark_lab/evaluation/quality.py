@@ -26,10 +26,9 @@ from typing import Any, Protocol
 
 from dewmark.config import cache_dir
 from dewmark.encoders.lexicon import load_lexicon
-from dewmark.stats.rates import Interval
 from dewmark.text.words import repetition, words
 from dewmark.workspace import Workspace, silent
-from dewmark_lab.metrics import mean_interval
+from dewmark_lab.metrics import Interval, mean_interval
 from dewmark_lab.word_lists import word_weight
 
 MEASURES = ("distinct_content", "unlisted", "repetition")

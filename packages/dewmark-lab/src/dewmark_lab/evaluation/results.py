@@ -27,8 +27,8 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.rates import Interval, Rate
-from dewmark_lab.metrics import Spread
+from dewmark.stats.rates import Rate
+from dewmark_lab.metrics import Interval, Spread
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)

@@ -25,9 +25,8 @@ from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
-from dewmark.stats.rates import Interval
 from dewmark.workspace import Progress, silent
-from dewmark_lab.metrics import bootstrap
+from dewmark_lab.metrics import Interval, bootstrap
 
 NEAR_ZERO = 0.05
 

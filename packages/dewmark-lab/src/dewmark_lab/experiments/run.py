@@ -272,5 +272,4 @@ class _BuildSchemeCache(Task):
     entry: SchemeEntry
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
-        """Bind it."""
         models.scheme(self.entry, 0)

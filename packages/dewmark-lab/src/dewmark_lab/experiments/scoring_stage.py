@@ -103,7 +103,6 @@ class ScoreTexts(Task):
         return cls(number, entry, run.recipe.key_number(seed), own_texts, tuple(pending), run.batch_size)
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
-        """Score batch by batch."""
         before = 0
         for pending in self.pending:
             of = pending.of

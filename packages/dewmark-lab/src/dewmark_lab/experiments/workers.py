@@ -129,7 +129,6 @@ class Fill(Task):
     make: Callable[[LoadedModels, range], Sequence[Row]]
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
-        """Make them batch by batch."""
         self.target.fill(self.rows, functools.partial(self.make, models), size=self.size, on_rows=on_rows)
 
 

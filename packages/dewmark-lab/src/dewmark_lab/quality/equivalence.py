@@ -20,8 +20,7 @@ import numpy as np
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.rates import Interval
-from dewmark_lab.metrics import mean_interval
+from dewmark_lab.metrics import Interval, mean_interval
 
 
 class MarginOutcome(enum.StrEnum):

@@ -15,7 +15,6 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.rates import Interval
 from dewmark_lab.evaluation.protocol import RATES, evaluate
 from dewmark_lab.evaluation.quality import MEASURES, prompt_interval
 from dewmark_lab.evaluation.results import (
@@ -26,7 +25,7 @@ from dewmark_lab.evaluation.results import (
     ScoreRow,
     read_scores,
 )
-from dewmark_lab.metrics import Spread, spread
+from dewmark_lab.metrics import Interval, Spread, spread
 
 SHIFTED = 0.01
 """A false-positive rate above the nominal one is flagged if its p-value is below this."""

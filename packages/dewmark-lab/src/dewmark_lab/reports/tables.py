@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dewmark.stats.rates import Interval, Rate
-from dewmark_lab.metrics import Spread
+from dewmark.stats.rates import Rate
+from dewmark_lab.metrics import Interval, Spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ import torch
 
 from dewmark.arrays import F64
 from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
-from dewmark.workspace import HostInfo, Tokenized
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark.workspace import Tokenized
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenSession
 
 Repeats = Literal["skip", "keep"]
 
@@ -32,26 +32,12 @@ _MINUS_INF = -float("inf")
 class DistortionFreeBound(TokenBound):
     """Such a scheme, bound; a context counts as seen for ``memory`` steps, or in the whole text."""
 
-    def __init__(
-        self,
-        scheme: TokenScheme,
-        host: HostInfo,
-        fingerprint: str,
-        *,
-        secret: bytes,
-        width: int,
-        repeats: Repeats,
-        memory: int | None = None,
-        hashed: int | None = None,
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret, hashed=hashed)
-        self.width = width
-        self.repeats = repeats
-        self._memory = memory
+    repeats: Repeats = "skip"
+    memory: int | None = None
 
     def repeated(self, rows: int) -> RepeatedContexts | None:
         """What tells which rows' contexts are not marked because they have occurred before."""
-        return RepeatedContexts(rows, memory=self._memory) if self.repeats == "skip" else None
+        return RepeatedContexts(rows, memory=self.memory) if self.repeats == "skip" else None
 
     def position_weights(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
@@ -85,7 +71,6 @@ class ReweightingSession(TokenSession):
         """
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows (batch, h) and logits (batch, vocab) to marked logits, same shape."""
         logits = scores.float()
         if scores.device.type == "mps":  # Metal has no float64
             windows, logits = windows.cpu(), logits.cpu()

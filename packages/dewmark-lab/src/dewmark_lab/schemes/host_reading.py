@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dewmark.arrays import F64
+from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
@@ -31,19 +31,12 @@ _ROWS_AT_ONCE = 8  # fits in cache: a few times as fast as all positions of a te
 class HostReadingScheme(TokenScheme):
     """The configuration of such a scheme."""
 
-    @abstractmethod
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> HostReadingBound:
-        """Bind the scheme to a 32-byte secret and a host's vocabulary."""
-
-    def bind_keys(
-        self, keys: Sequence[Key], host: HostInfo, workspace: Workspace
-    ) -> Iterator[HostReadingBound]:
+    def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[TokenBound]:
         """Bind the scheme to several keys; the model runs once for all of them."""
         known: dict[_TextAfterPrompt, NDArray[Any]] = {}
         for key in keys:
-            bound = self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
+            bound = self.bind(key, host, workspace)
+            assert isinstance(bound, HostReadingBound)
             bound.readings.known = known
             yield bound
 
@@ -91,7 +84,6 @@ class WeightedBound(HostReadingBound):
     def position_weights(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
     ) -> Iterator[F64 | None]:
-        """The weights (L,) of each text's tokens."""
         yield from self.readings(texts, prompts, self._weights)
 
     def _weights(self, logits: torch.Tensor) -> F64:
@@ -124,3 +116,15 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     shares = below_top.exp()
     total = shares.sum(dim=-1)
     return total.log() - below_top.mul_(shares).sum(dim=-1) / total
+
+
+def weighted_bernoulli_pmf(levels: I64, chances: F64) -> F64:
+    """The probabilities of Σ n_i B_i = 0, 1, …, Σ n_i, with integers n_i and B_i ~ Bernoulli(q_i), (N,)."""
+    pmf = np.zeros(int(levels.sum()) + 1)
+    pmf[0], top = 1.0, 0
+    for n, q in zip(levels.tolist(), chances.tolist(), strict=True):
+        raised = q * pmf[: top + 1]
+        pmf[: top + 1] *= 1.0 - q
+        pmf[n : n + top + 1] += raised
+        top += n
+    return pmf

@@ -17,6 +17,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,24 +36,24 @@ from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
 
 class TokenScheme(Scheme):
-    """The configuration of such a scheme. All it takes from a key is one secret."""
+    """The configuration of such a scheme. All it takes from a key is one secret; bound, it is a ``bound``."""
 
-    @abstractmethod
+    bound: ClassVar[type[TokenBound]]
+
     def bind_secret(
         self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
     ) -> TokenBound:
         """Bind the scheme to a 32-byte secret and a host's vocabulary."""
+        return self.bound(self, host, fingerprint, secret=secret, workspace=workspace)
 
     def secret_of(self, key: Key) -> bytes:
         """The secret that this scheme derives from a key."""
         return key.subkey(f"{self.name}/pairs")
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> TokenBound:
-        """Bind the scheme to a key and a host's vocabulary."""
         return self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
-        """Rebuild the bound scheme from a stored detector."""
         return self.bind_secret(stored_secret(state), host, fingerprint, workspace)
 
 
@@ -113,20 +114,35 @@ class PromptBatch:
 class TokenBound(BoundScheme):
     """A scheme bound to its secret and a host's vocabulary.
 
-    Subclasses set ``width`` (h) and ``variance`` (of one pair's score over keys), and implement
-    `start_session`, `pair_scores` and `statistic`. ``hashed`` is the number of values that the pair hash
-    tells apart, by default the ids of the vocabulary.
+    Subclasses set ``width`` (h) and ``variance`` (of one pair's score over keys), as class attributes or in
+    `prepare`, and implement `start_session`, `pair_scores` and `statistic`.
     """
 
     width: int
     variance: float = 1.0
 
     def __init__(
-        self, scheme: Scheme, host: HostInfo, fingerprint: str, *, secret: bytes, hashed: int | None = None
+        self,
+        scheme: Scheme,
+        host: HostInfo,
+        fingerprint: str,
+        *,
+        secret: bytes,
+        workspace: Workspace | None = None,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
         self._secret = secret
-        self.pair_hash = PairHash(secret, host.vocab_size if hashed is None else hashed)
+        self.pair_hash = PairHash(secret, self.hashed)
+        if workspace is not None:
+            self.prepare(workspace)
+
+    def prepare(self, workspace: Workspace) -> None:
+        """Derive from secret and settings what marking and testing need."""
+
+    @property
+    def hashed(self) -> int:
+        """The number of values that the pair hash tells apart: by default the ids of the vocabulary."""
+        return self.host.vocab_size
 
     @abstractmethod
     def start_session(self, prompts: PromptBatch) -> Session:
@@ -159,7 +175,6 @@ class TokenBound(BoundScheme):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start marking prompts (batch, length), padded on the left."""
         return self.start_session(PromptBatch(self.host, self.width, prompt_ids, attention_mask, seeds))
 
     def position_weights(
@@ -172,7 +187,6 @@ class TokenBound(BoundScheme):
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and the test's result."""
         for evidence in self.evidence_for(test, texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 

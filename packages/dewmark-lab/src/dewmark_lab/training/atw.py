@@ -137,7 +137,6 @@ class ATWLearner(TorchLearner):
         self._seed = seed
 
     def step(self, index: int) -> float:
-        """One step; returns the sum of the three losses."""
         first, second = self._views(rng(self._seed, index))
         return self.minimize(
             torch.stack(losses(first, second, self._network(first), self._network(second))).sum()

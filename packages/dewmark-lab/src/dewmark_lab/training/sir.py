@@ -152,7 +152,6 @@ class SIRLearner(TorchLearner):
         return max(len(self._contexts) // (2 * BATCH), 1)
 
     def step(self, index: int) -> float:
-        """One step; returns the sum of the three losses."""
         epoch, at = divmod(index, self.steps_per_epoch)
         for group in self._descent.param_groups:
             group["lr"] = RATE * 0.1 ** (epoch // EPOCHS_PER_RATE)

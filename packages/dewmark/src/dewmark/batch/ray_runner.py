@@ -75,7 +75,6 @@ class RayRunner(Runner):
     def map(
         self, jobs: Sequence[J], open_worker: Callable[[], Callable[[J], R]], *, ordered: bool = False
     ) -> Iterator[tuple[int, R]]:
-        """See `Runner.map`."""
         if not jobs:
             return
         ledger = self._ray.remote(num_cpus=0)(_Ledger).remote()
@@ -107,7 +106,6 @@ class RayRunner(Runner):
                 self.retried += self._ray.get(ledger.retried.remote(), timeout=10)
 
     def close(self) -> None:
-        """Stop the cluster if this runner started it."""
         if self._ours:
             self._ray.shutdown()
 

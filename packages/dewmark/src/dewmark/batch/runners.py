@@ -154,7 +154,6 @@ class LocalRunner(Runner):
     def map(
         self, jobs: Sequence[J], open_worker: Callable[[], Callable[[J], R]], *, ordered: bool = False
     ) -> Iterator[tuple[int, R]]:
-        """See `Runner.map`."""
         if self.workers > 1:
             yield from self._spread(jobs, open_worker, ordered)
         elif jobs:
@@ -163,7 +162,6 @@ class LocalRunner(Runner):
                 yield index, work(job)
 
     def close(self) -> None:
-        """Stop all workers."""
         while self._pool:
             self._pool.pop().end()
 

@@ -124,7 +124,6 @@ class JsonlSource(Source):
         return found
 
     def read(self, block: Block) -> list[Document]:
-        """See `Source.read`."""
         name = shown(self.where)
         with open_binary(self.where) as stream:
             stream.seek(block.start)
@@ -142,7 +141,6 @@ class ParquetSource(Source):
 
     @functools.cached_property
     def files(self) -> list[str]:
-        """The paths or URLs of the files."""
         folder = Path(self.where)
         if is_url(self.where) or not folder.is_dir():
             return [self.where]
@@ -172,7 +170,6 @@ class ParquetSource(Source):
         return found
 
     def read(self, block: Block) -> list[Document]:
-        """See `Source.read`."""
         file = self.files[block.file]
         rows = _row_group(file, block.group).slice(block.start, block.rows).to_pylist()
         return [

@@ -42,9 +42,7 @@ def audit(
     settings: options.Settings = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
-    test: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="key", help="Statistical test to audit.")
-    ] = None,
+    test: options.Test = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="AUDIT.json", help="Write the audit here, with every text's p-value."),
@@ -137,14 +135,7 @@ def calibrate(
     settings: options.Settings = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
-    test: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="the scheme's first, for dew: key",
-            help="Statistical test whose z is ranked.",
-        ),
-    ] = None,
+    test: options.Test = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -70,14 +70,7 @@ def detect(
         Path | None,
         options.of_test(metavar="CAL.json", help="Calibration of this key: rank texts among unmarked ones."),
     ] = None,
-    test: Annotated[
-        str | None,
-        options.of_test(
-            metavar="NAME",
-            show_default="the scheme's first",
-            help="Another test of the scheme (see docs/detection.md).",
-        ),
-    ] = None,
+    test: options.Test = None,
     json_: options.Json = False,
     tokens: Annotated[
         bool, options.of_output("--tokens", help="Include the score and position of every token.")

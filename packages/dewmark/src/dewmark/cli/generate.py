@@ -50,14 +50,7 @@ def generate(
     strength: options.Strength = None,
     member: options.Member = None,
     payload: options.Payload = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="default|FILE.json",
-            show_default="mark everything",
-            help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
-        ),
-    ] = None,
+    policy: options.PolicyFile = None,
     certificate: options.Certificate = None,
     certificate_key: options.CertificateKey = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,

@@ -35,6 +35,7 @@ __all__ = [
     "OptionalKeyFile",
     "OwnTemperature",
     "OwnTopP",
+    "PolicyFile",
     "Prompt",
     "Quiet",
     "Reader",
@@ -44,6 +45,7 @@ __all__ = [
     "Seed",
     "Settings",
     "Temperature",
+    "Test",
     "TextFiles",
     "TopP",
     "check_marks",
@@ -150,6 +152,24 @@ Reader = Annotated[
         metavar="MODEL|DIR|host|none",
         show_default="the packaged one",
         help="Predicts each word, so that surprising ones weigh more: a model, or a trained reader.",
+    ),
+]
+Test = Annotated[
+    str | None,
+    of_test(
+        "--test",
+        metavar="NAME",
+        show_default="the scheme's first",
+        help="Another test of the scheme (see docs/detection.md).",
+    ),
+]
+PolicyFile = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="default|FILE.json",
+        show_default="mark everything",
+        help="Leave code, JSON, quotations of the prompt and numbers unmarked.",
     ),
 ]
 Prompt = Annotated[

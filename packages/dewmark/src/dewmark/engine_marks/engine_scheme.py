@@ -68,11 +68,9 @@ class EngineScheme(Scheme):
         return key.numbers
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> EngineBound:
-        """Bind the scheme to a key and a host's vocabulary."""
         return self.bound(self, host, key.fingerprint, self.numbers_of(key))
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> EngineBound:
-        """Rebuild the bound scheme from a stored detector."""
         numbers = tuple(np.asarray(state.arrays["numbers"], dtype=np.uint64).tolist())
         if not numbers:
             raise ArtifactError("the stored detector has no key; export it again")
@@ -127,7 +125,6 @@ class EngineBound(BoundScheme):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start marking prompts (batch, length)."""
         start: int | torch.Tensor = prompt_ids.shape[1]
         if self.reads_prompt:
             start = left_padding(prompt_ids, attention_mask, pad_id=self.host.tokenizer.pad_id)
@@ -139,7 +136,6 @@ class EngineBound(BoundScheme):
     def test_texts(
         self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and the test's result."""
         for evidence in self.evidence(texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 
@@ -157,7 +153,6 @@ class EngineBound(BoundScheme):
         return Evidence.independent(scores, np.ones(len(scored)), positions, variance=self.variance)
 
     def state(self) -> State:
-        """The engine's key."""
         return State(meta={}, arrays={"numbers": np.array(self.numbers, dtype=np.uint64)})
 
 

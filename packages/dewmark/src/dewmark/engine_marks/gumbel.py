@@ -33,7 +33,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ from scipy.special import gammaincc
 from scipy.stats import nbinom
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import (
     EngineBound,
@@ -126,12 +125,10 @@ class BoundVLLMGumbel(EngineBound):
         self.hashes, self.shares = [PhiloxHash(self.numbers[0])], [1.0]
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> GumbelSession:
-        """Draw tokens with the sub-keys' numbers."""
         memory = self.scheme.max_history if self.scheme.deduplicate_contexts else 0
         return GumbelSession(windows, self.hashes, self.shares, memory=memory, seeds=seeds)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a context occurs for the first time."""
         return first_rows(contexts) if self.scheme.deduplicate_contexts else np.arange(len(contexts))
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -142,7 +139,6 @@ class BoundVLLMGumbel(EngineBound):
         return scores - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         return gamma_test(evidence)
 
 
@@ -155,20 +151,13 @@ class VLLMGumbel(EngineScheme):
     needs: ClassVar[Needs] = Needs(final_distribution=True)
     bound = BoundVLLMGumbel
 
-    context_width: int = 4
+    context_width: Annotated[int, "at least 1"] = 4
     """The server's ``context_width``: the number of preceding ids that key the choice."""
-    max_history: int = 8192
+    max_history: Annotated[int, "at least 1"] = 8192
     """The server's ``deduplicate_contexts_max_history``: how long a context counts as seen; for marking."""
 
     deduplicate_contexts: bool = True
     """False for a server with ``deduplicate_contexts`` none: repeated contexts are marked, and count."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
-            (self.max_history >= 1, "max_history", "be at least 1", self.max_history),
-        )
 
 
 class BoundDualKeyGumbel(BoundVLLMGumbel):
@@ -205,13 +194,8 @@ class VLLMDualKeyGumbel(VLLMGumbel):
     summary: ClassVar[str] = "vLLM's mark for speculative decoding (dual_key_gumbel)"
     bound = BoundDualKeyGumbel
 
-    alpha: float = 0.1
+    alpha: Annotated[float, "in [0, 1]"] = 0.1
     """The server's α: the probability that a token follows key B, and the weight of key B."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules((0.0 <= self.alpha <= 1.0, "alpha", "lie in [0, 1]", self.alpha))
 
 
 def fused_tail(total: float, n: int, alpha: float) -> float:
@@ -242,16 +226,13 @@ class BoundSGLangGumbel(EngineBound):
     scheme: SGLangGumbel
 
     def prepare(self) -> None:
-        """The hash of the keys."""
         self.width = self.scheme.context_window
         self.hash = MurmurHash(self.numbers, int(self.scheme.mixing_probability * 2**32))
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> GumbelSession:
-        """Draw tokens with the hash's numbers."""
         return GumbelSession(windows, [self.hash], [1.0], memory=None, seeds=seeds)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a known context occurs for the first time."""
         unknown = 0 if before else self.width
         return (first_rows(contexts[unknown:]) + unknown)[:_MOST]
 
@@ -261,7 +242,6 @@ class BoundSGLangGumbel(EngineBound):
         return -np.log1p(-(words.astype(np.float64) + 0.5) / 2**32) - 1.0
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         return gamma_test(evidence)
 
 
@@ -275,22 +255,10 @@ class SGLangGumbel(EngineScheme):
     most_numbers: ClassVar[int] = 2
     bound = BoundSGLangGumbel
 
-    context_window: int = 4
+    context_window: Annotated[int, "in [1, 64]"] = 4
     """The server's ``context_window``: the number of preceding ids that key the choice."""
-    mixing_probability: float = 0.5
+    mixing_probability: Annotated[float, "in (0, 1)"] = 0.5
     """The server's ``mixing_probability`` of key A; for two keys."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (1 <= self.context_window <= 64, "context_window", "lie in 1 to 64", self.context_window),
-            (
-                0.0 < self.mixing_probability < 1.0,
-                "mixing_probability",
-                "lie in (0, 1)",
-                self.mixing_probability,
-            ),
-        )
 
 
 class MurmurHash:
@@ -365,7 +333,6 @@ class GumbelSession(ChoosingSession):
         self._step = 0
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         contexts = self._windows(input_ids, scores).cpu()
         logits = warp(scores.float(), decoding).cpu()
         candidates = support(logits)

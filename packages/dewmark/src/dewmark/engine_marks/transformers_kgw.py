@@ -21,14 +21,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
@@ -49,7 +48,6 @@ class BoundTransformersKGW(EngineBound):
     scheme: TransformersKGW
 
     def prepare(self) -> None:
-        """The share of green ids, and a cache of green lists."""
         self.width = self.scheme.context_width
         self.green_ids = int(self.host.vocab_size * self.scheme.greenlist_ratio)
         self.share = self.green_ids / self.host.vocab_size
@@ -82,11 +80,9 @@ class BoundTransformersKGW(EngineBound):
         return least
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Add the bias to the green lists."""
         return _ListSession(windows, self)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a pair of seed and token occurs for the first time."""
         self_hashed = self.scheme.seeding_scheme == "selfhash"
         unknown = max(self.width - self_hashed - before, 0)
         if not before and len(tokens) and int(tokens[0]) in self.host.tokenizer.special_ids:
@@ -116,25 +112,18 @@ class TransformersKGW(EngineScheme):
     key_bits: ClassVar[int] = 31  # products with ids must not leave 64 bits
     bound = BoundTransformersKGW
 
-    greenlist_ratio: float = 0.25
+    greenlist_ratio: Annotated[float, "in (0, 1)"] = 0.25
     """Share γ of the vocabulary that is green."""
     bias: float = 2.0
     """Bias added to green logits."""
     seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
     """What the green list depends on besides the key."""
-    context_width: int = 1
+    context_width: Annotated[int, "at least 1"] = 1
     """Number of ids in the window."""
     table_seed: int | None = None
     """Seed of the table of selfhash; by default the key, as in transformers."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which the text was written: torch's permutations differ between devices."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.greenlist_ratio < 1.0, "greenlist_ratio", "lie in (0, 1)", self.greenlist_ratio),
-            (self.context_width >= 1, "context_width", "be at least 1", self.context_width),
-        )
 
 
 class _ListSession(Session):

@@ -29,14 +29,13 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.engine_scheme import (
     EngineBound,
     EngineScheme,
@@ -101,11 +100,9 @@ class BoundTransformersSynthID(EngineBound):
         return ((found >> 30) & 1).astype(np.uint8)
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Play the tournament where contexts are new."""
         return _TournamentSession(windows, self, rows=len(seeds))
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a whole context occurs for the first time."""
         return first_rows(contexts[self.width :]) + self.width
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -130,29 +127,18 @@ class TransformersSynthID(EngineScheme):
     most_numbers: ClassVar[int] = 32  # one per layer
     bound = BoundTransformersSynthID
 
-    ngram_len: int = 5
+    ngram_len: Annotated[int, "at least 2"] = 5
     """Number of ids in an n-gram: the token and the ids before it."""
-    sampling_table_size: int = 65536
+    sampling_table_size: Annotated[int, "at least 2"] = 65536
     """Number of bits in the table."""
-    sampling_table_seed: int = 0
+    sampling_table_seed: Annotated[int, "at least 0"] = 0
     """Seed of the table."""
-    context_history_size: int = 1024
+    context_history_size: Annotated[int, "at least 1"] = 1024
     """Number of steps for which a context counts as seen."""
     bits: Literal["table", "hash"] = "table"
     """Where bits come from: transformers' table, or the hash of synthid-text's repository since 2025."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which the text was written: torch draws another table on a GPU."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        least = {
-            "ngram_len": 2,
-            "sampling_table_size": 2,
-            "sampling_table_seed": 0,
-            "context_history_size": 1,
-        }
-        given = {name: getattr(self, name) for name in least}
-        check_rules(*((given[name] >= n, name, f"be at least {n}", given[name]) for name, n in least.items()))
 
 
 class _TournamentSession(Session):

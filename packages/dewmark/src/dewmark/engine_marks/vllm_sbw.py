@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, philox
 from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
@@ -43,7 +42,6 @@ class BoundVLLMSBW(EngineBound):
     scheme: VLLMSBW
 
     def prepare(self) -> None:
-        """The share of green tokens."""
         self.width = 4 if self.scheme.seeding == "selfhash" else 1
         self.limit = int(self.scheme.gamma * _INT31)
         self.share = self.limit / 2**31
@@ -70,11 +68,9 @@ class BoundVLLMSBW(EngineBound):
         return found
 
     def open_session(self, windows: IdWindows, seeds: Sequence[int]) -> Session:
-        """Add δ to green logits."""
         return _GreenSession(windows, self)
 
     def scored(self, contexts: I64, tokens: I64, before: int) -> I64:
-        """Where a pair of seed and token occurs for the first time."""
         seeds = self.seeds(contexts, tokens[:, None]).view(np.int64)
         return first_rows(np.column_stack((seeds, tokens)))
 
@@ -95,19 +91,12 @@ class VLLMSBW(EngineScheme):
     summary: ClassVar[str] = "green lists by one Philox call per token (SBW), as proposed for vLLM"
     bound = BoundVLLMSBW
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "at least 0"] = 2.0
     """Bias δ added to green logits."""
     seeding: Literal["selfhash", "lefthash"] = "selfhash"
     """What the green list depends on besides the key."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta >= 0.0, "delta", "not be negative", self.delta),
-        )
 
 
 class _GreenSession(Session):

@@ -7,7 +7,7 @@ loads neither torch nor transformers; loading a host does.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dewmark.extras import require
 from dewmark.models.packaged import PACKAGED
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dewmark.hosts.base import ChatFormat, Host
     from dewmark.workspace import HostInfo, Progress
 
-__all__ = ["chat_format", "host_info", "info_from_model", "load_host", "wrap_model"]
+__all__ = ["chat_format", "host_info", "load_host"]
 
 
 def load_host(
@@ -54,20 +54,6 @@ def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     from dewmark.hosts.transformers import description
 
     return description.chat_format(name, progress=progress)
-
-
-def info_from_model(model: Any, tokenizer: Any) -> HostInfo:  # noqa: ANN401 - transformers is not imported
-    """Describe a transformers model in memory and its tokenizer."""
-    from dewmark.hosts.transformers import description
-
-    return description.info_from_model(model, tokenizer)
-
-
-def wrap_model(model: Any, tokenizer: Any, info: HostInfo | None = None) -> Host:  # noqa: ANN401 - as above
-    """A transformers model in memory and its tokenizer as a host."""
-    from dewmark.hosts.transformers.model import TransformersHost
-
-    return TransformersHost(model, tokenizer, info=info)
 
 
 def check_libraries() -> None:

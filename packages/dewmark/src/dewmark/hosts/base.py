@@ -130,13 +130,17 @@ class Host(ABC):
 
         exp(−sum/number) is the completion's perplexity; the prompt is only context.
         """
-        completions = [list(tokenized.ids) for tokenized in self.info.tokenizer.encode(texts)]
-        found = []
-        for ids, logits in zip(completions, self.next_logits(prompts, completions), strict=True):
-            chosen = logits[list(range(len(ids))), ids]
-            total = chosen.double().sum() - logits.logsumexp(dim=-1).double().sum()
-            found.append((float(total), len(ids)))
-        return found
+        completions = [tokenized.ids for tokenized in self.info.tokenizer.encode(texts)]
+        if len(prompts) != len(texts):
+            raise InputError(f"{len(prompts)} prompts but {len(texts)} texts: give one prompt per text")
+        # rows of similar length share a batch, which keeps padding low
+        order = sorted(range(len(texts)), key=lambda i: (-len(prompts[i]) - len(texts[i]), i))
+        rows = self.next_logits([prompts[i] for i in order], [completions[i] for i in order])
+        found: dict[int, float] = {}
+        for i, logits in zip(order, rows, strict=True):
+            chosen = logits.log_softmax(dim=-1)[range(len(completions[i])), list(completions[i])]
+            found[i] = float(chosen.double().sum())
+        return [(found[i], len(ids)) for i, ids in enumerate(completions)]
 
     def check_prompts(  # noqa: B027 - a host without limits has nothing to check
         self, prompts: Sequence[str], max_new_tokens: int

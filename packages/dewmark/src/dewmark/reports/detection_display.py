@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dewmark.registry import SCHEMES
 from dewmark.text.languages import language_name
 from dewmark.types import Coverage, Detection, Extent, Passage, TokenScore, Verdict
 from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
@@ -20,7 +19,7 @@ from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 if TYPE_CHECKING:
     from dewmark.passages import Located
 
-__all__ = ["CAVEATS", "one_in", "p_value", "sentence", "share_in_words", "technique"]
+__all__ = ["CAVEATS", "one_in", "p_value", "sentence", "share_in_words"]
 
 CAVEATS = (
     "“Marked” means that few keys would score this text so high by chance: a share p of all keys.",
@@ -98,11 +97,6 @@ def unsupported_sentence(detection: Detection) -> str:
         f"{unknown}: one key may call all such texts marked, or none, so it gives no verdict before an audit "
         "of this key on them (dewmark audit)"
     )
-
-
-def technique(scheme: str, test: str) -> str:
-    """What a verdict rests on, in one line: the scheme, how it marks, and the statistical test."""
-    return f"{scheme} ({SCHEMES[scheme].summary}), {test} test"
 
 
 def _language(detection: Detection) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import bdtrc, gammaincc
 
-from dewmark.arrays import F64, I64
+from dewmark.arrays import F64
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 
-__all__ = ["binomial_test", "convolved", "gamma_test", "weighted_bernoulli_pmf", "z_test"]
+__all__ = ["binomial_test", "convolved", "gamma_test", "z_test"]
 
 
 def z_test(evidence: Evidence) -> Statistic:
@@ -45,18 +45,6 @@ def binomial_test(evidence: Evidence, *, share: float, trials: int = 1) -> Stati
     successes = round(evidence.total * trials + n * share)
     p_value = float(bdtrc(successes - 1, n, share)) if successes > 0 else 1.0
     return Statistic(z_test(evidence).z, p_value, float(len(evidence)))
-
-
-def weighted_bernoulli_pmf(levels: I64, chances: F64) -> F64:
-    """The probabilities of Σ n_i B_i = 0, 1, …, Σ n_i, with integers n_i and B_i ~ Bernoulli(q_i), (N,)."""
-    pmf = np.zeros(int(levels.sum()) + 1)
-    pmf[0], top = 1.0, 0
-    for n, q in zip(levels.tolist(), chances.tolist(), strict=True):
-        raised = q * pmf[: top + 1]
-        pmf[: top + 1] *= 1.0 - q
-        pmf[n : n + top + 1] += raised
-        top += n
-    return pmf
 
 
 def convolved(pmfs: Sequence[F64]) -> F64:

@@ -1,4 +1,4 @@
-"""A share with its exact confidence interval, and an estimate with its interval."""
+"""A share with its exact confidence interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dewmark.errors import ConfigError, InputError
 from dewmark.types import Plain
 
-__all__ = ["Interval", "Rate", "check_confidence", "rate"]
+__all__ = ["Rate", "check_confidence", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +17,6 @@ class Rate(Plain):
     hits: float
     trials: int
     rate: float
-    low: float
-    high: float
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval(Plain):
-    """An estimate with its confidence interval."""
-
-    value: float
     low: float
     high: float
     confidence: float

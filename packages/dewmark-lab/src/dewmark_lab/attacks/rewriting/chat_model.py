@@ -56,7 +56,6 @@ class _ChatRewrite(Attack, ChatSettings):
         """The system prompt."""
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range."""
         self.check()
 
     @functools.cached_property
@@ -112,7 +111,6 @@ class Paraphrase(_ChatRewrite):
 
     @property
     def instruction(self) -> str:
-        """The paper's system prompt."""
         return PARAPHRASE_PROMPT
 
 
@@ -127,7 +125,6 @@ class LlmTranslate(_ChatRewrite):
     target: str = "de"
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or a language is unknown."""
         self.check()
         for code in (self.source, self.target):
             _named(code)
@@ -136,21 +133,17 @@ class LlmTranslate(_ChatRewrite):
 
     @property
     def instruction(self) -> str:
-        """The paper's system prompt for the two languages."""
         return TRANSLATE_PROMPT.format(source=_named(self.source), target=_named(self.target))
 
     @property
     def language(self) -> str:
-        """The target language."""
         return self.target
 
     @property
     def label(self) -> str:
-        """Name, engine and language."""
         return f"{self.name}-llm-{self.target}"
 
     def identity(self) -> dict[str, object]:
-        """Adds the engine and the two languages."""
         return {**super().identity(), "engine": "llm", "source": self.source, "target": self.target}
 
 
@@ -165,7 +158,6 @@ class Summarise(_ChatRewrite):
     share: float = 0.5
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range or the language is unknown."""
         self.check()
         _named(self.target)
         if not 0.0 < self.share < 1.0:
@@ -173,26 +165,21 @@ class Summarise(_ChatRewrite):
 
     @property
     def instruction(self) -> str:
-        """The system prompt, worded like those of the paper."""
         return SUMMARISE_PROMPT.format(target=_named(self.target), share=100 * self.share)
 
     @property
     def language(self) -> str:
-        """The summary's language."""
         return self.target
 
     @property
     def length(self) -> float:
-        """The share that is asked for."""
         return self.share
 
     @property
     def label(self) -> str:
-        """Name and language."""
         return f"{self.name}-{self.target}"
 
     def identity(self) -> dict[str, object]:
-        """Adds the language and the length."""
         return {**super().identity(), "target": self.target, "share": self.share}
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from dewmark.attack import Attack, run_option
-from dewmark.config import check_rules
 from dewmark.errors import ConfigError
 from dewmark.workspace import Progress
 from dewmark_lab.sentences import sentences
@@ -41,32 +40,24 @@ class Dipper(Attack):
 
     ld: int = 60
     od: int = 0
-    interval: int = 3
-    top_p: float = 0.75
-    temperature: float = 1.0
-    max_new_tokens: int = 512
+    interval: Annotated[int, "at least 1"] = 3
+    top_p: Annotated[float, "in (0, 1]"] = 0.75
+    temperature: Annotated[float, "at least 0"] = 1.0
+    max_new_tokens: Annotated[int, "at least 1"] = 512
     model: str = "kalpeshk2011/dipper-paraphraser-xxl"
     tokenizer: str | None = "google/t5-v1_1-xxl"
     device: str = run_option("auto")
     dtype: str = run_option("auto")
-    batch_size: int = run_option(8)
+    batch_size: Annotated[int, "at least 1"] = run_option(8)
 
     def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range."""
+        """Raise `ConfigError` for a diversity that the model does not know."""
         for name, value in (("ld", self.ld), ("od", self.od)):
             if value not in _DIVERSITIES:
                 raise ConfigError(f"{name} must be one of {', '.join(map(str, _DIVERSITIES))}, got {value}")
-        check_rules(
-            (self.interval >= 1, "interval", "be at least 1", self.interval),
-            (self.max_new_tokens >= 1, "max_new_tokens", "be at least 1", self.max_new_tokens),
-            (self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size),
-            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
-            (self.temperature >= 0.0, "temperature", "be at least 0", self.temperature),
-        )
 
     @property
     def label(self) -> str:
-        """The name and the two diversities."""
         return f"dipper-{self.ld}-{self.od}"
 
     def identity(self) -> dict[str, object]:

@@ -16,10 +16,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from dewmark.attack import Attack, run_option
-from dewmark.config import check_rules
 from dewmark.errors import ConfigError, DewmarkError, ModelError
 from dewmark.workspace import Progress
 from dewmark_lab.attacks.lexical import words
@@ -41,20 +40,12 @@ class Synonym(Attack):
 
     name: ClassVar[str] = "synonym"
     summary: ClassVar[str] = "replaces a share r of the words, in context"
-    r: float = 0.3
+    r: Annotated[float, "in [0, 1]"] = 0.3
     model: str = "bert-large-uncased"
-    window: int = 256
+    window: Annotated[int, "at least 2"] = 256
     wordnet: str | None = None
     device: str = run_option("auto")
-    batch_size: int = run_option(32)
-
-    def validate(self) -> None:
-        """Raise `ConfigError` if a setting is out of range."""
-        check_rules(
-            (0.0 <= self.r <= 1.0, "r", "lie in [0, 1]", self.r),
-            (self.window >= 2, "window", "be at least 2", self.window),
-            (self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size),
-        )
+    batch_size: Annotated[int, "at least 1"] = run_option(32)
 
     def identity(self) -> dict[str, object]:
         """Model and WordNet count by content."""

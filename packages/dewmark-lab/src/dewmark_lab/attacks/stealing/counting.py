@@ -21,11 +21,13 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dewmark import config
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import ConfigError, InputError
 
@@ -36,30 +38,23 @@ _TIE = 1e-4
 class CountRules:
     """What counts as evidence, and the weights of the three terms."""
 
-    h: int = 3
+    h: Annotated[int, "in [1, 8]"] = 3
     """Context length: how many preceding tokens are used."""
-    min_count: int = 2
+    min_count: Annotated[int, "at least 1"] = 2
     """Smallest count in marked text at which a (context, token) pair gets a boost."""
-    min_share: float = 7e-5
+    min_share: Annotated[float, "in [0, 1)"] = 7e-5
     """The same for the empty context, as a share of all base tokens."""
     clip: float = 2.0
     """Larger ratios count as this one."""
-    full_weight: float = 2.0
-    single_weight: float = 1.0
-    empty_weight: float = 0.5
+    full_weight: Annotated[float, "positive"] = 2.0
+    single_weight: Annotated[float, "at least 0"] = 1.0
+    empty_weight: Annotated[float, "at least 0"] = 0.5
 
     def __post_init__(self) -> None:
-        if not 1 <= self.h <= 8:
-            raise ConfigError(f"h must lie in 1 … 8, got {self.h}")
-        if self.min_count < 1 or not 0.0 <= self.min_share < 1.0:
-            raise ConfigError(
-                f"min_count must be at least 1 and min_share must lie in [0, 1), "
-                f"got {self.min_count} and {self.min_share}"
-            )
+        for name, value in config.coerced(self).items():
+            object.__setattr__(self, name, value)
         if not self.clip > 1.0:
             raise ConfigError(f"clip must be above 1, got {self.clip}")
-        if min(self.full_weight, self.single_weight, self.empty_weight) < 0.0 or not self.full_weight:
-            raise ConfigError("weights must not be negative, and full_weight must be positive")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,6 @@ class CountsForger(Forger):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start generating after prompts (batch, length)."""
         return _CountsSession(self._boosts, self._strength)
 
 
@@ -136,7 +135,6 @@ class DewForger(Forger):
         *,
         seeds: Sequence[int] | None = None,
     ) -> Session:
-        """Start generating after prompts (batch, length)."""
         alignments = self._marking.follow_alignments(prompt_ids, attention_mask)
         bias = Bias(self._strength, self._gamma, _CANDIDATES)
         return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)

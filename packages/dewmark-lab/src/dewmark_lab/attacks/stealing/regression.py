@@ -128,8 +128,8 @@ class Baseline:
 Victim = BoundDEW | BoundDewPaper
 """DEW of either kind."""
 
-Reader = LexiconReader | TokenReader
-"""What reads their texts."""
+Pairing = LexiconReader | TokenReader
+"""What splits their texts into (unit, context) pairs; no language model is asked."""
 
 
 def as_dew(victim: BoundScheme) -> Victim:
@@ -146,11 +146,11 @@ def as_dew(victim: BoundScheme) -> Victim:
     return victim
 
 
-def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
+def pairs_of(pairing: Pairing, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
     """The units (N, d_T) and contexts (N, d_C) of texts, without a prompt, in blocks of many texts."""
     for start in range(0, len(texts), _BATCH_SIZE):
         some = texts[start : start + _BATCH_SIZE]
-        reading = reader.read(reader.tokenize(some), reader.tokenize([""] * len(some)))
+        reading = pairing.read(pairing.tokenize(some), pairing.tokenize([""] * len(some)))
         found = [pairs for pairs in reading.texts if len(pairs.tokens)]
         if found:
             T, C = reading.token_rows, reading.context_rows
@@ -160,9 +160,9 @@ def pairs_of(reader: Reader, texts: Sequence[str]) -> Iterator[tuple[F32, F32]]:
             )
 
 
-def moments_of(reader: Reader, texts: Sequence[str]) -> Moments:
+def moments_of(pairing: Pairing, texts: Sequence[str]) -> Moments:
     """The moments of marked texts."""
-    return sum_moments(Moments.of(T, C) for T, C in pairs_of(reader, texts))
+    return sum_moments(Moments.of(T, C) for T, C in pairs_of(pairing, texts))
 
 
 def sum_moments(parts: Iterable[Moments]) -> Moments:
@@ -237,19 +237,19 @@ def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> fl
     return float(np.corrcoef(true, ours)[0, 1])
 
 
-def residual_moments(host: Host, reader: Reader, texts: Sequence[str]) -> Moments:
+def residual_moments(host: Host, pairing: Pairing, texts: Sequence[str]) -> Moments:
     """The moments of marked texts, with the host's expected unit at each position subtracted."""
-    if not isinstance(reader, LexiconReader):
+    if not isinstance(pairing, LexiconReader):
         raise ConfigError("expectation=host needs a mark on words: use base")
-    return sum_moments(_residuals_per_text(host, reader, texts))
+    return sum_moments(_residuals_per_text(host, pairing, texts))
 
 
-def _residuals_per_text(host: Host, reader: LexiconReader, texts: Sequence[str]) -> Iterator[Moments]:
+def _residuals_per_text(host: Host, pairing: LexiconReader, texts: Sequence[str]) -> Iterator[Moments]:
     """The moments of each text of words, less what the host expected at each position."""
     expectations = HostExpectations(host.info, lambda: host)
     for start in range(0, len(texts), _BATCH_SIZE):
         some = texts[start : start + _BATCH_SIZE]
-        reading = read(reader, expectations, reader.tokenize(some), reader.tokenize([""] * len(some)))
+        reading = read(pairing, expectations, pairing.tokenize(some), pairing.tokenize([""] * len(some)))
         rows = reading.context_rows
         for pairs in reading.texts:
             assert pairs.expected is not None

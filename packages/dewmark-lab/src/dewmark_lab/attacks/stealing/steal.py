@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -66,44 +66,29 @@ class StealSettings(CountRules):
 
     method: Literal["counts", "embedding"] = "counts"
     mode: Literal["spoof", "scrub"] = "spoof"
-    strength: float | None = None
+    strength: Annotated[float | None, "at least 0"] = None
     """The largest change to a logit; 0 is no attack. By default the best of `STRENGTHS`."""
-    observed: int | None = None
+    observed: Annotated[int | None, "at least 1"] = None
     """How many of the marked texts the attacker observes (default: all)."""
-    texts: int = 100
+    texts: Annotated[int, "at least 1"] = 100
     """How many texts to forge or scrub, at most one per prompt."""
-    tokens: int = 200
+    tokens: Annotated[int, "at least 1"] = 200
     """Length of a forged text."""
-    fidelity: float = 6.0
+    fidelity: Annotated[float, "at least 0"] = 6.0
     """Bonus in nats for the original token when a text is scrubbed."""
-    tilt: float | None = None
+    tilt: Annotated[float | None, "positive"] = None
     """The mark's strength β that the embedding method assumes, for its ridge; by default from the texts."""
-    tail_share: float | None = None
+    tail_share: Annotated[float | None, "in [0, 1]"] = None
     """Share of the strength spent on the coordinates that decide attribution; by default as learned."""
     grouping: Literal["pooled", "told"] = "pooled"
     """Learn from the texts of all members of a ring, or from those of the member with the most texts."""
     expectation: Literal["base", "host"] = "base"
     """Subtract from each embedding the mean over base texts, or the host's expectation at that position."""
-    seed: int = 0
-    batch_size: int = 50
+    seed: Annotated[int, "at least 0"] = 0
+    batch_size: Annotated[int, "at least 1"] = 50
 
     def __post_init__(self) -> None:
-        for name, value in config.coerced(self).items():
-            object.__setattr__(self, name, value)
         super().__post_init__()
-        for name, least in (("texts", 1), ("tokens", 1), ("seed", 0), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.observed is not None and self.observed < 1:
-            raise ConfigError(f"observed must be at least 1, got {self.observed}")
-        if self.strength is not None and self.strength < 0.0:
-            raise ConfigError(f"strength must not be negative, got {self.strength}: use mode scrub")
-        if (self.tilt is not None and not self.tilt > 0.0) or not self.fidelity >= 0.0:
-            raise ConfigError(
-                f"tilt must be positive and fidelity not negative, got {self.tilt} and {self.fidelity}"
-            )
-        if self.tail_share is not None and not 0.0 <= self.tail_share <= 1.0:
-            raise ConfigError(f"tail_share must lie in [0, 1], got {self.tail_share}")
         if self.grouping != "pooled" and self.method != "embedding":
             raise ConfigError(f"grouping={self.grouping} needs method embedding")
 

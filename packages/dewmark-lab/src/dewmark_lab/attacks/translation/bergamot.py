@@ -88,7 +88,6 @@ class BergamotTranslator(SentenceTranslator):
         return ids
 
     def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
-        """One translation per sentence."""
         sources = [[*encoded.ids, END] for encoded in self._tokenizer.encode_batch(list(sentences))]
         found: dict[int, list[int]] = {}
         for batch in batches_of([len(source) for source in sources], room=self._room):

@@ -104,7 +104,6 @@ class Translate(Attack):
     device: str = run_option("auto")
 
     def validate(self) -> None:
-        """Raise `ConfigError` if there is no translator into the language."""
         if ("en", self.target) not in NEURAL:
             known = ", ".join(target for source, target in NEURAL if source == "en")
             raise ConfigError(f"target must be one of {known}, got {self.target!r}; or set engine=llm")
@@ -116,7 +115,6 @@ class Translate(Attack):
 
     @property
     def language(self) -> str:
-        """The target language."""
         return self.target
 
     @property
@@ -130,7 +128,6 @@ class Translate(Attack):
         return {"name": self.name, "engine": self.engine, "target": self.target, "translators": engines}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Translate each text."""
         made = list(texts)
         for direction in self.directions:
             task = f"translating into {direction.target}" if direction.source == "en" else "translating back"
@@ -147,10 +144,8 @@ class RoundTrip(Translate):
 
     @property
     def language(self) -> str:
-        """English again."""
         return "en"
 
     @property
     def directions(self) -> tuple[NeuralEngine, ...]:
-        """There and back."""
         return (*super().directions, NeuralEngine(self.target, "en", self.device))

@@ -41,7 +41,6 @@ class OpusTranslator(SentenceTranslator):
         return ids
 
     def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
-        """One translation per sentence."""
         sources = [self.pieces(sentence) for sentence in sentences]
         most = _BATCH.get(self._device.type, _BATCH["cpu"])
         found: dict[int, str] = {}

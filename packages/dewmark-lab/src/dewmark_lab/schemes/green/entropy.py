@@ -20,18 +20,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import weighted_bernoulli_pmf, z_test
+from dewmark.stats.independent_sums import z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
@@ -39,6 +38,7 @@ from dewmark_lab.schemes.host_reading import (
     WeightedBound,
     entropy,
     open_model,
+    weighted_bernoulli_pmf,
 )
 from dewmark_lab.schemes.token_schemes import PromptBatch
 
@@ -52,20 +52,12 @@ class EntropyScheme(HostReadingScheme):
 
     needs: ClassVar[Needs] = Needs(host_at_detection=True)
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to green logits."""
-    prefix: int = 1
+    prefix: Annotated[int, "at least 1"] = 1
     """Context width h: the number of preceding ids that decide the green list."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
 
 class EntropyBound(WeightedBound, GreenBound):
@@ -73,33 +65,10 @@ class EntropyBound(WeightedBound, GreenBound):
 
     scheme: EntropyScheme
 
-    def __init__(
-        self, scheme: EntropyScheme, host: HostInfo, fingerprint: str, *, secret: bytes, workspace: Workspace
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret, width=scheme.prefix)
-        self.readings = HostReadings(open_model(workspace, None, scheme=scheme.name))
-
-
-@dataclass(frozen=True)
-class SWEET(EntropyScheme):
-    """The entropy-gated green list."""
-
-    name: ClassVar[str] = "sweet"
-    summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
-
-    threshold: float = 0.9
-    """Entropy, in nats, above which a position is marked and counted."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules((self.threshold >= 0.0, "threshold", "not be negative", self.threshold))
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundSWEET:
-        """Bind SWEET to a secret and a vocabulary."""
-        return BoundSWEET(self, host, fingerprint, secret=secret, workspace=workspace)
+    def prepare(self, workspace: Workspace) -> None:
+        """As for all green lists; the host is opened when a text is scored."""
+        super().prepare(workspace)
+        self.readings = HostReadings(open_model(workspace, None, scheme=self.scheme.name))
 
 
 class BoundSWEET(EntropyBound):
@@ -108,12 +77,23 @@ class BoundSWEET(EntropyBound):
     scheme: SWEET
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return GatedSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) to 1 where the entropy exceeds the threshold, else 0: (n,)."""
         return (entropy(logits) > self.scheme.threshold).float()
+
+
+@dataclass(frozen=True)
+class SWEET(EntropyScheme):
+    """The entropy-gated green list."""
+
+    name: ClassVar[str] = "sweet"
+    summary: ClassVar[str] = "green lists only where the model is unsure, in marking and in detection"
+    bound = BoundSWEET
+
+    threshold: Annotated[float, "at least 0"] = 0.9
+    """Entropy, in nats, above which a position is marked and counted."""
 
 
 class GatedSession(GreenListSession):
@@ -127,24 +107,6 @@ class GatedSession(GreenListSession):
         """Logits (batch, vocab) with δ added to those of green tokens, in rows of high entropy."""
         unsure = as_numbers(entropy(scores) > self._threshold, scores)
         return scores.addcmul(as_numbers(self.green(windows), scores), unsure[:, None], value=self._delta)
-
-
-@dataclass(frozen=True)
-class EWD(EntropyScheme):
-    """The green list with entropy-weighted detection."""
-
-    name: ClassVar[str] = "ewd"
-    summary: ClassVar[str] = "KGW whose test weighs tokens by the model's spike entropy"
-
-    @property
-    def modulus(self) -> float:
-        """z of the spike entropy."""
-        alpha = math.expm1(self.delta)
-        return (1.0 - self.gamma) * alpha / (1.0 + self.gamma * alpha)
-
-    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEWD:
-        """Bind EWD to a secret and a vocabulary."""
-        return BoundEWD(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
 class BoundEWD(EntropyBound):
@@ -168,3 +130,18 @@ class BoundEWD(EntropyBound):
         pmf = weighted_bernoulli_pmf(levels, np.full(len(levels), self.gamma))
         observed = int(levels[evidence.scores > 0.0].sum())
         return Statistic(normal.z, min(float(pmf[observed:].sum()), 1.0), normal.effective_length)
+
+
+@dataclass(frozen=True)
+class EWD(EntropyScheme):
+    """The green list with entropy-weighted detection."""
+
+    name: ClassVar[str] = "ewd"
+    summary: ClassVar[str] = "KGW whose test weighs tokens by the model's spike entropy"
+    bound = BoundEWD
+
+    @property
+    def modulus(self) -> float:
+        """z of the spike entropy."""
+        alpha = math.expm1(self.delta)
+        return (1.0 - self.gamma) * alpha / (1.0 + self.gamma * alpha)

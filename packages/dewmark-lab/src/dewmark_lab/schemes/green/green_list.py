@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
 
@@ -41,17 +41,14 @@ class GreenBound(TokenBound):
     tests = ("binomial", "z")
     scheme: Any
 
-    def __init__(
-        self, scheme: TokenScheme, host: HostInfo, fingerprint: str, *, secret: bytes, width: int
-    ) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret)
+    def prepare(self, workspace: Workspace) -> None:
+        """The context width, and the words of green pairs."""
         self.gamma: float = self.scheme.gamma
-        self.width = width
+        self.width = getattr(self.scheme, "prefix", 0)
         self.variance = self.gamma * (1.0 - self.gamma)
         self.limit = np.uint32(min(max(round(self.gamma * 2**32), 1), 2**32 - 1))
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return GreenListSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -97,48 +94,17 @@ def as_numbers(chosen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return chosen.view(torch.uint8).to(like.dtype)
 
 
-@dataclass(frozen=True)
-class KGW(TokenScheme):
-    """The green-list watermark."""
-
-    name: ClassVar[str] = "kgw"
-    summary: ClassVar[str] = "a keyed green list after every context, and a bias towards it"
-
-    gamma: float = 0.5
-    """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
-    """Bias δ added to green logits."""
-    hashing: Literal["left", "self"] = "left"
-    """Whether the preceding ids alone decide the green list, or the candidate too."""
-    prefix: int | None = None
-    """Context width h; by default 3 for left and 4 for self."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        least = 2 if self.hashing == "self" else 1
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.h >= least, "prefix", f"be at least {least} for {self.hashing} hashing", self.h),
-        )
-
-    @property
-    def h(self) -> int:
-        """The context width in use."""
-        return (4 if self.hashing == "self" else 3) if self.prefix is None else self.prefix
-
-    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundKGW:
-        """Bind KGW to a secret and a vocabulary."""
-        return BoundKGW(self, host, fingerprint, secret=secret, width=self.h - (self.hashing == "self"))
-
-
 class BoundKGW(GreenBound):
     """KGW for one key and one vocabulary. Contexts that share a green list are the same context."""
 
     scheme: KGW
 
+    def prepare(self, workspace: Workspace) -> None:
+        """Of a window that includes the candidate, one id less lies before it."""
+        super().prepare(workspace)
+        self.width = self.scheme.h - (self.scheme.hashing == "self")
+
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return (
             SelfHashSession(prompts, self)
             if self.scheme.hashing == "self"
@@ -162,6 +128,34 @@ class BoundKGW(GreenBound):
         """Whether each id is green where, in self-hashing, it ranks below its whole context: (vocab,)."""
         ids = np.arange(self.host.vocab_size)
         return self.pair_scores(self.ranks[ids, None].astype(np.int64), ids) > 0.0
+
+
+@dataclass(frozen=True)
+class KGW(TokenScheme):
+    """The green-list watermark."""
+
+    name: ClassVar[str] = "kgw"
+    summary: ClassVar[str] = "a keyed green list after every context, and a bias towards it"
+    bound = BoundKGW
+
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
+    """Share γ of the vocabulary that is green."""
+    delta: Annotated[float, "positive"] = 2.0
+    """Bias δ added to green logits."""
+    hashing: Literal["left", "self"] = "left"
+    """Whether the preceding ids alone decide the green list, or the candidate too."""
+    prefix: Annotated[int | None, "at least 1"] = None
+    """Context width h; by default 3 for left and 4 for self."""
+
+    def validate(self) -> None:
+        """Raise `ConfigError` if the context is too narrow for self-hashing."""
+        wide = self.hashing == "left" or self.h >= 2
+        check_rules((wide, "prefix", "be at least 2 for self hashing", self.h))
+
+    @property
+    def h(self) -> int:
+        """The context width in use."""
+        return (4 if self.hashing == "self" else 3) if self.prefix is None else self.prefix
 
 
 class SelfHashSession(GreenListSession):
@@ -190,21 +184,9 @@ class Unigram(TokenScheme):
 
     name: ClassVar[str] = "unigram"
     summary: ClassVar[str] = "one keyed green list for all contexts, and a bias towards it"
+    bound = GreenBound
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
-    delta: float = 2.0
+    delta: Annotated[float, "positive"] = 2.0
     """Bias δ added to green logits."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-        )
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> GreenBound:
-        """Bind Unigram to a secret and a vocabulary."""
-        return GreenBound(self, host, fingerprint, secret=secret, width=0)

@@ -12,20 +12,27 @@ temperature, top-k and top-p. Detection counts green tokens as KGW does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
-from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 _STRENGTHS = {"linear": 1.55, "exponential": 1.3, "logarithmic": 2.15}  # the authors' k for each form
 _MAX_MOVED = 1.0 - 1e-6  # of the red mass; all of it would make red logits infinite
+
+
+class BoundMorphMark(GreenBound):
+    """MorphMark for one key and one vocabulary."""
+
+    scheme: MorphMark
+
+    def start_session(self, prompts: PromptBatch) -> Session:
+        return MorphSession(prompts, self)
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,18 @@ class MorphMark(TokenScheme):
     name: ClassVar[str] = "morphmark"
     summary: ClassVar[str] = "green lists whose strength grows with the mass that is green already"
     needs: ClassVar[Needs] = Needs(final_distribution=True)
+    bound = BoundMorphMark
 
-    gamma: float = 0.5
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
     """Share γ of the vocabulary that is green."""
     form: Literal["linear", "exponential", "logarithmic"] = "exponential"
     """How r grows with the green mass."""
-    k: float | None = None
+    k: Annotated[float | None, "positive"] = None
     """How fast r grows; by default 1.55 (linear), 1.3 (exponential) or 2.15 (logarithmic)."""
-    p0: float = 0.15
+    p0: Annotated[float, "in [0, 1)"] = 0.15
     """Green mass below which nothing is moved."""
-    prefix: int = 1
+    prefix: Annotated[int, "at least 1"] = 1
     """Context width h: the number of preceding ids that decide the green list."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.strength > 0.0, "k", "be positive", self.k),
-            (0.0 <= self.p0 < 1.0, "p0", "lie in [0, 1)", self.p0),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
 
     @property
     def strength(self) -> float:
@@ -69,22 +68,6 @@ class MorphMark(TokenScheme):
         elif self.form == "logarithmic":
             grown = grown.log1p()
         return grown.masked_fill(P_G < self.p0, 0.0)  # noqa: SIM300 - P_G is no constant
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundMorphMark:
-        """Bind MorphMark to a secret and a vocabulary."""
-        return BoundMorphMark(self, host, fingerprint, secret=secret, width=self.prefix)
-
-
-class BoundMorphMark(GreenBound):
-    """MorphMark for one key and one vocabulary."""
-
-    scheme: MorphMark
-
-    def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
-        return MorphSession(prompts, self)
 
 
 class MorphSession(GreenSession):

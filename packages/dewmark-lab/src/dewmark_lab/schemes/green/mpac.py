@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -28,51 +28,12 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
 
 _LONGEST = 4096  # pairs with an exact distribution
-
-
-@dataclass(frozen=True)
-class MPAC(TokenScheme):
-    """Multi-bit marks by position allocation."""
-
-    name: ClassVar[str] = "mpac"
-    summary: ClassVar[str] = "writes a message of several bits: each token carries one of its digits"
-
-    message: int = 0
-    """The message to write, below 2^bits."""
-    bits: int = 16
-    """Length of the message in bits."""
-    radix: int = 4
-    """Number r of colours, and of values of a digit: 2, 4 or 8."""
-    delta: float = 2.0
-    """Bias δ added to the logits of the digit's colour."""
-    prefix: int = 1
-    """Context width h: the number of preceding ids that decide position and colours."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (1 <= self.bits <= 62, "bits", "lie between 1 and 62", self.bits),
-            (0 <= self.message < 1 << self.bits, "message", f"lie in 0 … 2^{self.bits} − 1", self.message),
-            (self.radix in (2, 4, 8), "radix", "be 2, 4 or 8", self.radix),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
-
-    @property
-    def digits(self) -> I64:
-        """The message's digits, the least significant first, (D,)."""
-        width = int(math.log2(self.radix))
-        return np.array([(self.message >> i) % self.radix for i in range(0, self.bits, width)])
-
-    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundMPAC:
-        """Bind MPAC to a secret and a vocabulary."""
-        return BoundMPAC(self, host, fingerprint, secret=secret)
 
 
 @dataclass(frozen=True)
@@ -94,18 +55,16 @@ class BoundMPAC(TokenBound):
     tests = ("any", "message")
     scheme: MPAC
 
-    def __init__(self, scheme: MPAC, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
-        super().__init__(scheme, host, fingerprint, secret=secret)
-        self.width = scheme.prefix
-        self.share = 1.0 / scheme.radix
+    def prepare(self, workspace: Workspace) -> None:
+        """The message's digits, and the hash that picks positions in it."""
+        self.width, self.digits = self.scheme.prefix, self.scheme.digits
+        self.share = 1.0 / self.scheme.radix
         self.variance = self.share * (1.0 - self.share)
-        self.digits = scheme.digits
         # a keyed number per context: the word of its pair with the only token, 0
-        places = hashlib.blake2b(key=secret, person=b"positions", digest_size=32).digest()
+        places = hashlib.blake2b(key=self._secret, person=b"positions", digest_size=32).digest()
         self.place_hash = PairHash(places, 1)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return _DigitSession(prompts, self)
 
     def positions(self, contexts: I64) -> I64:
@@ -172,6 +131,39 @@ class BoundMPAC(TokenBound):
             mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
             z = (observed - mean) / math.sqrt(variance) if variance else 0.0
         return Statistic(z, p_value, float(pairs))
+
+
+@dataclass(frozen=True)
+class MPAC(TokenScheme):
+    """Multi-bit marks by position allocation."""
+
+    name: ClassVar[str] = "mpac"
+    summary: ClassVar[str] = "writes a message of several bits: each token carries one of its digits"
+    bound = BoundMPAC
+
+    message: int = 0
+    """The message to write, below 2^bits."""
+    bits: Annotated[int, "in [1, 62]"] = 16
+    """Length of the message in bits."""
+    radix: int = 4
+    """Number r of colours, and of values of a digit: 2, 4 or 8."""
+    delta: Annotated[float, "positive"] = 2.0
+    """Bias δ added to the logits of the digit's colour."""
+    prefix: Annotated[int, "at least 1"] = 1
+    """Context width h: the number of preceding ids that decide position and colours."""
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for a message that is too long, or another radix."""
+        check_rules(
+            (0 <= self.message < 1 << self.bits, "message", f"lie in 0 … 2^{self.bits} − 1", self.message),
+            (self.radix in (2, 4, 8), "radix", "be 2, 4 or 8", self.radix),
+        )
+
+    @property
+    def digits(self) -> I64:
+        """The message's digits, the least significant first, (D,)."""
+        width = int(math.log2(self.radix))
+        return np.array([(self.message >> i) % self.radix for i in range(0, self.bits, width)])
 
 
 class _DigitSession(TokenSession):

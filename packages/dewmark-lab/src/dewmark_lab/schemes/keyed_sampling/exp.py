@@ -13,13 +13,12 @@ sampled by the host as usual; the text as a whole then follows the host's distri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
@@ -27,41 +26,23 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.pair_hash import torch_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, TokenWindows
-
-
-@dataclass(frozen=True)
-class EXP(TokenScheme):
-    """Exponential-minimum (Gumbel-max) sampling with keyed numbers."""
-
-    name: ClassVar[str] = "exp"
-    summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
-    needs: ClassVar[Needs] = Needs(final_distribution=True)
-
-    prefix: int = 4
-    """Context width: the number of preceding tokens that key the choice."""
-    repeats: Repeats = "skip"
-    """Whether a context seen before in the text is left to the host (skip) or keyed again (keep)."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules((self.prefix >= 1, "prefix", "be at least 1", self.prefix))
-
-    def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundEXP:
-        """Bind EXP to a secret and a vocabulary."""
-        return BoundEXP(self, host, fingerprint, secret=secret, width=self.prefix, repeats=self.repeats)
 
 
 class BoundEXP(DistortionFreeBound):
     """EXP for one key and one vocabulary. A pair scores −ln(1 − u) − 1."""
 
     tests = ("gamma", "z")
+    scheme: EXP
+
+    def prepare(self, workspace: Workspace) -> None:
+        """The context width, and what to do where contexts recur."""
+        self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
 
     def start_session(self, prompts: PromptBatch) -> RaceSession:
-        """Start marking a batch of prompts."""
         return RaceSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -71,6 +52,21 @@ class BoundEXP(DistortionFreeBound):
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """``gamma``: the exact distribution of the sum; ``z``: its normal approximation."""
         return gamma_test(evidence) if test == "gamma" else z_test(evidence)
+
+
+@dataclass(frozen=True)
+class EXP(TokenScheme):
+    """Exponential-minimum (Gumbel-max) sampling with keyed numbers."""
+
+    name: ClassVar[str] = "exp"
+    summary: ClassVar[str] = "Gumbel-max sampling with keyed noise: distortion-free, exact Gamma test"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    bound = BoundEXP
+
+    prefix: Annotated[int, "at least 1"] = 4
+    """Context width: the number of preceding tokens that key the choice."""
+    repeats: Repeats = "skip"
+    """Whether a context seen before in the text is left to the host (skip) or keyed again (keep)."""
 
 
 class RaceSession(ChoosingSession):
@@ -89,7 +85,6 @@ class RaceSession(ChoosingSession):
         return windows
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab)."""
         contexts = self.contexts(self._windows(input_ids, scores))
         logits = warp(scores.float(), decoding)
         if logits.device.type == "mps":  # Metal has no float64

@@ -23,27 +23,32 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from scipy.special import logit, ndtri
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, weighted_bernoulli_pmf, z_test
+from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
-from dewmark_lab.schemes.host_reading import HostReadingBound, HostReadings, HostReadingScheme, open_model
+from dewmark_lab.schemes.host_reading import (
+    HostReadingBound,
+    HostReadings,
+    HostReadingScheme,
+    open_model,
+    weighted_bernoulli_pmf,
+)
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
 
@@ -66,37 +71,24 @@ class PASA(HostReadingScheme):
     summary: ClassVar[str] = "the key picks the next token's semantic cluster, the model the token within"
     needs: ClassVar[Needs] = Needs(embeddings=True, final_distribution=True, host_at_detection=True)
 
-    clusters: int = 64
+    clusters: Annotated[int, "at least 2"] = 64
     """Number of clusters K that the vocabulary is divided into."""
-    history: int = 2
+    history: Annotated[int, "at least 1"] = 2
     """Number h of preceding clusters that key the choice."""
-    alpha: float = 0.5
+    alpha: Annotated[float, "in (0, 1]"] = 0.5
     """Largest probability α that the auxiliary variable gives a cluster; 1 means no limit."""
-    slack: float = 0.3
+    slack: Annotated[float, "in (0, 1)"] = 0.3
     """Share of positions that the weighted test expects not to follow the mark any more."""
     surrogate: str | None = None
     """Model that detection runs, with the host's tokenizer; by default the host itself."""
-    temperature: float = 1.0
+    temperature: Annotated[float, "positive"] = 1.0
     """Temperature that detection assumes the text was generated with."""
-    top_k: int = 0
+    top_k: Annotated[int, "at least 0"] = 0
     """Top-k that detection assumes; 0 means none."""
-    top_p: float = 1.0
+    top_p: Annotated[float, "in (0, 1]"] = 1.0
     """Top-p that detection assumes; 1 means none."""
 
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.clusters >= 2, "clusters", "be at least 2", self.clusters),
-            (self.history >= 1, "history", "be at least 1", self.history),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (0.0 < self.slack < 1.0, "slack", "lie in (0, 1)", self.slack),
-            (self.temperature > 0.0, "temperature", "be positive", self.temperature),
-            (self.top_k >= 0, "top_k", "be at least 0", self.top_k),
-            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
-        )
-
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
-        """Bind PASA to a secret and a vocabulary, which is clustered first."""
         clusters = token_clusters(host, self.clusters, workspace)
         return BoundPASA(self, host, fingerprint, secret=secret, clusters=clusters, workspace=workspace)
 
@@ -132,22 +124,19 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         clusters: I64,
         workspace: Workspace,
     ) -> None:
-        super().__init__(
-            scheme,
-            host,
-            fingerprint,
-            secret=secret,
-            width=scheme.history,
-            repeats="skip",
-            hashed=scheme.clusters + 2,  # the values of ζ: clusters, "no text" and the overflow
-        )
+        super().__init__(scheme, host, fingerprint, secret=secret)
+        self.width = scheme.history
         self.clusters = clusters
         self.readings = HostReadings(
             open_model(workspace, scheme.surrogate, scheme=scheme.name, instead="use test='race'")
         )
 
+    @property
+    def hashed(self) -> int:
+        """The values of ζ: clusters, "no text" and the overflow."""
+        return self.scheme.clusters + 2
+
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return ClusterSession(prompts, self)
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
@@ -175,7 +164,6 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         ]
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The exact distribution of the sum."""
         if test == "race" or not isinstance(evidence, MatchEvidence):
             return gamma_test(evidence)
         if not len(evidence):
@@ -246,7 +234,6 @@ class ClusterSession(ReweightingSession):
         self._count, self._alpha = bound.scheme.clusters, bound.scheme.alpha
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows of ids (batch, h) and logits (batch, vocab) to marked logits, same shape."""
         if self._clusters.device != windows.device:
             self._clusters = self._clusters.to(windows.device)
         histories = self._clusters[windows.clamp(min=0)].masked_fill(windows == ABSENT, ABSENT)

@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from scipy.special import gammainc
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.core.keys import KeyStream
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
@@ -32,7 +31,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark.workspace import Tokenized, Tokenizer, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
@@ -41,44 +40,6 @@ _MAX_BITS = 32
 _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
-
-
-@dataclass(frozen=True)
-class SimKey(TokenScheme):
-    """EXP with seeds that follow the meaning of the preceding text."""
-
-    name: ClassVar[str] = "simkey"
-    summary: ClassVar[str] = "Gumbel-max sampling whose seed is a SimHash of the preceding text"
-    needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
-
-    hashes: int = 4
-    """Number of codes k per context; each token uses one of them."""
-    bits: int = 4
-    """Hyperplanes b per code: fewer survive more rewriting, more repeat less often."""
-    window: int = 8
-    """Number of tokens before a chunk that are embedded."""
-    stride: int = 4
-    """Tokens per chunk, which share one embedding."""
-    repeats: Repeats = "keep"
-    """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
-    encoder: str = "use-m3"
-    """Sentence encoder: use-m3, minilm, a folder or a hub id."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.hashes >= 1, "hashes", "be at least 1", self.hashes),
-            (1 <= self.bits <= _MAX_BITS, "bits", f"lie in 1 … {_MAX_BITS}", self.bits),
-            (self.window >= 1, "window", "be at least 1", self.window),
-            (self.stride >= 1, "stride", "be at least 1", self.stride),
-        )
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundSimKey:
-        """Bind SimKey to a secret, a vocabulary and its encoder."""
-        encoder = load_encoder(self.encoder, progress=workspace.progress)
-        return BoundSimKey(self, host, fingerprint, secret=secret, encoder=encoder)
 
 
 class SimHash:
@@ -104,15 +65,13 @@ class BoundSimKey(DistortionFreeBound):
     tests = ("gamma", "cost")
     scheme: SimKey
 
-    def __init__(
-        self, scheme: SimKey, host: HostInfo, fingerprint: str, *, secret: bytes, encoder: Encoder
-    ) -> None:
-        super().__init__(
-            scheme, host, fingerprint, secret=secret, width=scheme.window, repeats=scheme.repeats
-        )
+    def prepare(self, workspace: Workspace) -> None:
+        """The codes of contexts, for which the encoder is loaded."""
+        scheme, encoder = self.scheme, load_encoder(self.scheme.encoder, progress=workspace.progress)
+        self.width, self.repeats = scheme.window, scheme.repeats
         self.simhash = SimHash(
-            _shared_contexts(encoder, host.tokenizer),
-            secret=secret,
+            _shared_contexts(encoder, self.host.tokenizer),
+            secret=self._secret,
             dim=encoder.dim,
             hashes=scheme.hashes,
             bits=scheme.bits,
@@ -191,6 +150,29 @@ class BoundSimKey(DistortionFreeBound):
         counts = m > 0
         positions[at[counts]] = np.arange(int(counts.sum()))
         return m[counts] * np.log(u.reshape(-1, k).max(axis=1)[counts]), positions
+
+
+@dataclass(frozen=True)
+class SimKey(TokenScheme):
+    """EXP with seeds that follow the meaning of the preceding text."""
+
+    name: ClassVar[str] = "simkey"
+    summary: ClassVar[str] = "Gumbel-max sampling whose seed is a SimHash of the preceding text"
+    needs: ClassVar[Needs] = Needs(final_distribution=True, encoder=True)
+    bound = BoundSimKey
+
+    hashes: Annotated[int, "at least 1"] = 4
+    """Number of codes k per context; each token uses one of them."""
+    bits: Annotated[int, f"in [1, {_MAX_BITS}]"] = 4
+    """Hyperplanes b per code: fewer survive more rewriting, more repeat less often."""
+    window: Annotated[int, "at least 1"] = 8
+    """Number of tokens before a chunk that are embedded."""
+    stride: Annotated[int, "at least 1"] = 4
+    """Tokens per chunk, which share one embedding."""
+    repeats: Repeats = "keep"
+    """Whether a code seen before in the text is keyed again (keep) or left to the host (skip)."""
+    encoder: str = "use-m3"
+    """Sentence encoder: use-m3, minilm, a folder or a hub id."""
 
 
 class SimKeySession(RaceSession):

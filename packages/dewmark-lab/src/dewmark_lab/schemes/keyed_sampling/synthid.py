@@ -23,58 +23,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 _MAX_LAYERS = 32  # the bits of a keyed word
-
-
-@dataclass(frozen=True)
-class SynthID(TokenScheme):
-    """Tournament sampling."""
-
-    name: ClassVar[str] = "synthid"
-    summary: ClassVar[str] = "tournament sampling over keyed bits (SynthID-Text)"
-    needs: ClassVar[Needs] = Needs(final_distribution=True)
-
-    depth: int = 30
-    """Number of layers in the tournament."""
-    leaves: int = 2
-    """Number of candidates in a match: 2 keeps the host's distribution, more distort it."""
-    prefix: int = 4
-    """Context width: the number of preceding tokens that key the choice."""
-    history: int = 1024
-    """Number of steps for which a context counts as seen; seen contexts are not marked again."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (1 <= self.depth <= _MAX_LAYERS, "depth", f"lie in 1 … {_MAX_LAYERS}", self.depth),
-            (self.leaves >= 2, "leaves", "be at least 2", self.leaves),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-            (self.history >= 1, "history", "be at least 1", self.history),
-        )
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundSynthID:
-        """Bind SynthID to a secret and a vocabulary."""
-        return BoundSynthID(self, host, fingerprint, secret=secret)
 
 
 class BoundSynthID(DistortionFreeBound):
@@ -83,20 +49,12 @@ class BoundSynthID(DistortionFreeBound):
     tests: ClassVar[tuple[str, ...]] = ("mean", "weighted")
     scheme: SynthID
 
-    def __init__(self, scheme: SynthID, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
-        super().__init__(
-            scheme,
-            host,
-            fingerprint,
-            secret=secret,
-            width=scheme.prefix,
-            repeats="skip",
-            memory=scheme.history,
-        )
-        self.variance = 0.25 / scheme.depth
+    def prepare(self, workspace: Workspace) -> None:
+        """The context width, how long contexts count as seen, and the variance of a mean of bits."""
+        self.width, self.memory = self.scheme.prefix, self.scheme.history
+        self.variance = 0.25 / self.scheme.depth
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return TournamentSession(prompts, self)
 
     def bits(self, contexts: I64, tokens: I64) -> NDArray[np.uint8]:
@@ -133,6 +91,25 @@ class BoundSynthID(DistortionFreeBound):
         if test == "weighted":
             return z_test(evidence)
         return binomial_test(evidence, share=0.5, trials=self.scheme.depth)
+
+
+@dataclass(frozen=True)
+class SynthID(TokenScheme):
+    """Tournament sampling."""
+
+    name: ClassVar[str] = "synthid"
+    summary: ClassVar[str] = "tournament sampling over keyed bits (SynthID-Text)"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    bound = BoundSynthID
+
+    depth: Annotated[int, f"in [1, {_MAX_LAYERS}]"] = 30
+    """Number of layers in the tournament."""
+    leaves: Annotated[int, "at least 2"] = 2
+    """Number of candidates in a match: 2 keeps the host's distribution, more distort it."""
+    prefix: Annotated[int, "at least 1"] = 4
+    """Context width: the number of preceding tokens that key the choice."""
+    history: Annotated[int, "at least 1"] = 1024
+    """Number of steps for which a context counts as seen; seen contexts are not marked again."""
 
 
 class TournamentSession(ReweightingSession):

@@ -26,14 +26,13 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F16, F32, F64, I8, I64
-from dewmark.config import check_rules
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.decoding import Decoding
 from dewmark.encoders.base import Encoder
@@ -84,17 +83,17 @@ class ATW(HostReadingScheme):
 
     artifact: str | None = None
     """Folder that ``dewmark train atw`` wrote; by default the packaged one for SmolLM2-135M."""
-    alpha: float = 3.0
+    alpha: Annotated[float, "at least 0"] = 3.0
     """Entropy α, in nats, from which a position is marked and counted."""
-    delta: float = 0.35
+    delta: Annotated[float, "positive"] = 0.35
     """Gain δ: the logits of green tokens are multiplied by 1 + δ."""
-    opening: int = 10
+    opening: Annotated[int, "at least 0"] = 10
     """M: the first M + 1 tokens are marked with the fixed secret half, whatever their entropy."""
-    opening_delta: float = 0.2
+    opening_delta: Annotated[float, "at least 0"] = 0.2
     """Gain δ₀ in the opening."""
-    refresh: int = 10
+    refresh: Annotated[int, "at least 1"] = 10
     """Number of tokens after which the meaning of the text so far is computed anew."""
-    repetition_penalty: float = 1.1
+    repetition_penalty: Annotated[float, "at least 1"] = 1.1
     """Divisor of the positive logits of tokens that the text already has, and factor of the negative ones."""
     top_k: int = 50
     """The likeliest tokens that are kept after marking; 0 keeps all."""
@@ -102,20 +101,7 @@ class ATW(HostReadingScheme):
     """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
 
     def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.alpha >= 0.0, "alpha", "not be negative", self.alpha),
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.opening >= 0, "opening", "not be negative", self.opening),
-            (self.opening_delta >= 0.0, "opening_delta", "not be negative", self.opening_delta),
-            (self.refresh >= 1, "refresh", "be at least 1", self.refresh),
-            (
-                self.repetition_penalty >= 1.0,
-                "repetition_penalty",
-                "be at least 1",
-                self.repetition_penalty,
-            ),
-        )
+        """Raise `ConfigError` if the filters cannot be used."""
         self.filters  # noqa: B018 - checks them
 
     @property
@@ -128,7 +114,6 @@ class ATW(HostReadingScheme):
         return -1 if written <= self.opening else written - written % self.refresh
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
-        """Bind ATW to a secret, a vocabulary and its network."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         artifact.require_tokenizer(host)
         semantics = open_map(artifact, host, workspace)
@@ -171,7 +156,6 @@ class BoundATW(WeightedBound):
         self.opening = keyed_signs(self.pair_hash, "opening", host.vocab_size)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return AdaptiveSession(prompts, self)
 
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:

@@ -30,14 +30,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I8, I64
-from dewmark.config import check_rules
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
 from dewmark.sampling import Session, check_logits, left_padding
@@ -82,27 +81,18 @@ class _SemanticScheme(TokenScheme):
 
     artifact: str | None = None
     """Folder of the trained artifact; by default the one that comes with the package."""
-    delta: float = 1.0
+    delta: Annotated[float, "positive"] = 1.0
     """Bias δ added to a logit or subtracted from it."""
-    chunk: int = 10
+    chunk: Annotated[int, "at least 1"] = 10
     """Number of words after which the meaning of the text so far is computed anew."""
-    reach: int = 20
+    reach: Annotated[int, "at least 1"] = 20
     """Number of chunks that the context reaches back."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.delta > 0.0, "delta", "be positive", self.delta),
-            (self.chunk >= 1, "chunk", "be at least 1", self.chunk),
-            (self.reach >= 1, "reach", "be at least 1", self.reach),
-        )
 
     @abstractmethod
     def labels(self, artifact: Artifact, host: HostInfo) -> I64:
         """The label of every id, (vocab,)."""
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
-        """Bind the scheme to a secret, a vocabulary and its artifact."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         labels = self.labels(artifact, host)
         encoder = artifact.open_encoder(workspace)
@@ -138,7 +128,6 @@ class SIR(_SemanticScheme):
     summary: ClassVar[str] = "a trained network turns the meaning of the text so far into token biases"
 
     def labels(self, artifact: Artifact, host: HostInfo) -> I64:
-        """Every id is its own label."""
         return np.arange(host.vocab_size)
 
 
@@ -188,11 +177,10 @@ class BoundSIR(TokenBound):
         self.flips = keyed_signs(self.pair_hash, "signs", count)[labels]
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return ChunkSession(prompts, self)
 
     @functools.cached_property
-    def spelling(self) -> Spelling:
+    def token_texts(self) -> Spelling:
         """The text of every token, for sessions that follow the text."""
         return Spelling(self.host.tokenizer, self.host.vocab_size)
 
@@ -357,7 +345,7 @@ class ChunkSession(Session):
         self._markable = torch.from_numpy(host.markable)
         self._padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=host.tokenizer.pad_id)
         self._rows = [
-            _Row(bound.spelling, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
+            _Row(bound.token_texts, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
         ]
         self._read = 0  # number of ids of each row that were read
         self._bias = torch.zeros((len(prompts), host.vocab_size))
@@ -390,8 +378,8 @@ class ChunkSession(Session):
 class _Row:
     """One text that grows token by token; special tokens are no text."""
 
-    def __init__(self, spelling: Spelling, *, size: int, reach: int) -> None:
-        self._spelling = spelling
+    def __init__(self, token_texts: Spelling, *, size: int, reach: int) -> None:
+        self._token_texts = token_texts
         self._size, self._reach = size, reach
         self._words = GrowingWords()
         self._pending: list[int] = []  # tokens that end inside a character
@@ -408,11 +396,11 @@ class _Row:
         return self._words.context(size=self._size, reach=self._reach)
 
     def _text(self, token: int) -> str:
-        piece = self._spelling.pieces[token]
+        piece = self._token_texts.pieces[token]
         if not self._pending and _UNDECODED not in piece:
             return piece
         self._pending.append(token)
-        piece = self._spelling.decode([self._pending])[0]
+        piece = self._token_texts.decode([self._pending])[0]
         if piece.endswith(_UNDECODED) and len(self._pending) < _UTF8:
             return ""
         self._pending = []

@@ -18,14 +18,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.config import check_rules
 from dewmark.errors import ArtifactError
 from dewmark.sampling import Session
 from dewmark.scheme import Needs, State
@@ -62,15 +61,10 @@ class TS(TokenScheme):
 
     artifact: str | None = None
     """Folder that ``dewmark train ts`` wrote; by default the packaged one for SmolLM2-135M."""
-    strength: float = 1.0
+    strength: Annotated[float, "positive"] = 1.0
     """Factor applied to every learned δ."""
 
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules((self.strength > 0.0, "strength", "be positive", self.strength))
-
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundTS:
-        """Bind TS to a secret, a vocabulary and its networks."""
         artifact = load_artifact(self.artifact, scheme=self.name)
         artifact.require_host(host)
         parameters = token_parameters(artifact, host, workspace)
@@ -123,7 +117,6 @@ class BoundTS(TokenBound):
         self._deviation = np.sqrt(parameters.gamma * (1.0 - parameters.gamma))
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return TokenSpecificSession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -163,7 +156,6 @@ class TokenSpecificSession(TokenSession):
         self._delta = torch.from_numpy(bound.parameters.delta * bound.scheme.strength).float()
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Windows (batch, 1) and logits (batch, vocab) to marked logits, same shape."""
         before = windows[:, 0].cpu()
         green = below(self._hash.words(windows), self._limits[before.numpy(), None])
         green.logical_and_(self._markable)

@@ -14,14 +14,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 
 from dewmark.arrays import F32
-from dewmark.config import check_rules, parse_settings
+from dewmark.config import parse_settings
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
 from dewmark.encoders import load_encoder
@@ -52,7 +52,7 @@ class WaterPool(Scheme):
 
     inner: str = "exp"
     """The scheme that marks, with its parameters: exp, kgw, kgw:delta=3,hashing=self."""
-    retrieved: int = 3
+    retrieved: Annotated[int, "at least 1"] = 3
     """Number r of most similar outputs whose keys are tried."""
     correction: Literal["retrieved", "pool"] = "retrieved"
     """How many keys the p-value is corrected for: those tried (retrieved), or all of the pool (pool)."""
@@ -62,8 +62,7 @@ class WaterPool(Scheme):
     """Folder of the pool; default is one per key in the cache, memory keeps it with the scheme."""
 
     def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules((self.retrieved >= 1, "retrieved", "be at least 1", self.retrieved))
+        """Raise `ConfigError` if the inner scheme does not mark tokens."""
         if self.marker.needs.drafts:
             raise ConfigError(f"inner must be a scheme that marks tokens, {self.inner} marks whole sentences")
 

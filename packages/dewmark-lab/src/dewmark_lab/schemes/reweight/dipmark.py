@@ -21,19 +21,18 @@ statistic divides by √N, which at γ = 1/2 is half a z-score.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
@@ -72,42 +71,9 @@ class DipSession(ReweightingSession):
     def reweight(
         self, contexts: torch.Tensor, logits: torch.Tensor, candidates: torch.Tensor | None
     ) -> torch.Tensor:
-        """Logits (batch, m) of the reweighted distribution."""
         slots = slots_of(self._hash.words(contexts, candidates))
         factors = dip_factors(slot_masses(logits.softmax(dim=1), slots), self._alpha)
         return logits + factors.log().float().gather(1, slots)
-
-
-@dataclass(frozen=True)
-class DiPmark(TokenScheme):
-    """Distribution-preserving reweighting."""
-
-    name: ClassVar[str] = "dipmark"
-    summary: ClassVar[str] = "distribution-preserving reweighting of a keyed order of the vocabulary"
-    needs: ClassVar[Needs] = Needs(final_distribution=True)
-
-    alpha: float = 0.45
-    """Where the order is cut: at α and at 1 − α. 0 marks nothing, 0.5 marks most strongly."""
-    gamma: float = 0.5
-    """Keyed number from which a token counts as green in detection."""
-    prefix: int = 3
-    """Context width: the number of preceding tokens that key the choice."""
-    repeats: Repeats = "keep"
-    """Whether a context seen before in the text is marked again (keep) or left to the host (skip)."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 <= self.alpha <= 1.0, "alpha", "lie in [0, 1]", self.alpha),
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-        )
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundDiPmark:
-        """Bind DiPmark to a secret and a vocabulary."""
-        return BoundDiPmark(self, host, fingerprint, secret=secret)
 
 
 class BoundDiPmark(DistortionFreeBound):
@@ -116,14 +82,12 @@ class BoundDiPmark(DistortionFreeBound):
     tests = ("binomial", "z")
     scheme: DiPmark
 
-    def __init__(self, scheme: DiPmark, host: HostInfo, fingerprint: str, *, secret: bytes) -> None:
-        super().__init__(
-            scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats=scheme.repeats
-        )
-        self.variance = scheme.gamma * (1.0 - scheme.gamma)
+    def prepare(self, workspace: Workspace) -> None:
+        """The context width, what to do where contexts recur, and the variance of a score."""
+        self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
+        self.variance = self.scheme.gamma * (1.0 - self.scheme.gamma)
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return DipSession(prompts, self, alpha=self.scheme.alpha)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -136,3 +100,22 @@ class BoundDiPmark(DistortionFreeBound):
         if test == "z":
             return z_test(evidence)
         return binomial_test(evidence, share=1.0 - self.scheme.gamma)
+
+
+@dataclass(frozen=True)
+class DiPmark(TokenScheme):
+    """Distribution-preserving reweighting."""
+
+    name: ClassVar[str] = "dipmark"
+    summary: ClassVar[str] = "distribution-preserving reweighting of a keyed order of the vocabulary"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+    bound = BoundDiPmark
+
+    alpha: Annotated[float, "in [0, 1]"] = 0.45
+    """Where the order is cut: at α and at 1 − α. 0 marks nothing, 0.5 marks most strongly."""
+    gamma: Annotated[float, "in (0, 1)"] = 0.5
+    """Keyed number from which a token counts as green in detection."""
+    prefix: Annotated[int, "at least 1"] = 3
+    """Context width: the number of preceding tokens that key the choice."""
+    repeats: Repeats = "keep"
+    """Whether a context seen before in the text is marked again (keep) or left to the host (skip)."""

@@ -24,21 +24,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
-from dewmark.config import check_rules
 from dewmark.decoding import Decoding
 from dewmark.sampling import Session, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
 from dewmark_lab.schemes.reweight.dipmark import DipSession, dip_factors, slot_masses, slots_of
@@ -46,44 +45,6 @@ from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, TokenSche
 
 _ALPHA = 0.5  # γ-reweighting as DiP
 _ROWS_AT_ONCE = 32
-
-
-@dataclass(frozen=True)
-class Unbiased(TokenScheme):
-    """Unbiased reweighting."""
-
-    name: ClassVar[str] = "unbiased"
-    summary: ClassVar[str] = "unbiased reweighting, scored by the host's own likelihood ratio"
-    needs: ClassVar[Needs] = Needs(final_distribution=True, host_at_detection=True)
-
-    prefix: int = 3
-    """Context width: the number of preceding tokens that key the choice."""
-    repeats: Repeats = "skip"
-    """Whether a context seen before in the text is left to the host (skip) or marked again (keep)."""
-    grid: int = 10
-    """Number of shares of replaced tokens, 0 to 1 − 1/grid, that the likelihood ratio is averaged over."""
-    temperature: float = 1.0
-    """Temperature that the likelihood ratio assumes the text was generated with."""
-    top_k: int = 0
-    """Top-k that the likelihood ratio assumes; 0 means none."""
-    top_p: float = 1.0
-    """Top-p that the likelihood ratio assumes; 1 means none."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (self.prefix >= 1, "prefix", "be at least 1", self.prefix),
-            (self.grid >= 1, "grid", "be at least 1", self.grid),
-            (self.temperature > 0.0, "temperature", "be positive", self.temperature),
-            (self.top_k >= 0, "top_k", "be at least 0", self.top_k),
-            (0.0 < self.top_p <= 1.0, "top_p", "lie in (0, 1]", self.top_p),
-        )
-
-    def bind_secret(
-        self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace
-    ) -> BoundUnbiased:
-        """Bind UnbiasedWM to a secret and a vocabulary; the host is opened when a text is scored."""
-        return BoundUnbiased(self, host, fingerprint, secret=secret, workspace=workspace)
 
 
 @dataclass(frozen=True)
@@ -98,18 +59,14 @@ class BoundUnbiased(DistortionFreeBound):
 
     tests = ("llr", "order")
     scheme: Unbiased
+    variance = 0.25
 
-    def __init__(
-        self, scheme: Unbiased, host: HostInfo, fingerprint: str, *, secret: bytes, workspace: Workspace
-    ) -> None:
-        super().__init__(
-            scheme, host, fingerprint, secret=secret, width=scheme.prefix, repeats=scheme.repeats
-        )
-        self._open_model = open_model(workspace, None, scheme=scheme.name, instead="use test='order'")
-        self.variance = 0.25
+    def prepare(self, workspace: Workspace) -> None:
+        """The host is opened when a text is scored."""
+        self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
+        self._open_model = open_model(workspace, None, scheme=self.scheme.name, instead="use test='order'")
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        """Start marking a batch of prompts."""
         return DipSession(prompts, self, alpha=_ALPHA)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -165,6 +122,29 @@ class BoundUnbiased(DistortionFreeBound):
             chosen = dip_factors(masses, _ALPHA).gather(1, slots.gather(1, tokens))
             factors[part] = chosen.squeeze(1).cpu().numpy()
         return factors
+
+
+@dataclass(frozen=True)
+class Unbiased(TokenScheme):
+    """Unbiased reweighting."""
+
+    name: ClassVar[str] = "unbiased"
+    summary: ClassVar[str] = "unbiased reweighting, scored by the host's own likelihood ratio"
+    needs: ClassVar[Needs] = Needs(final_distribution=True, host_at_detection=True)
+    bound = BoundUnbiased
+
+    prefix: Annotated[int, "at least 1"] = 3
+    """Context width: the number of preceding tokens that key the choice."""
+    repeats: Repeats = "skip"
+    """Whether a context seen before in the text is left to the host (skip) or marked again (keep)."""
+    grid: Annotated[int, "at least 1"] = 10
+    """Number of shares of replaced tokens, 0 to 1 − 1/grid, that the likelihood ratio is averaged over."""
+    temperature: Annotated[float, "positive"] = 1.0
+    """Temperature that the likelihood ratio assumes the text was generated with."""
+    top_k: Annotated[int, "at least 0"] = 0
+    """Top-k that the likelihood ratio assumes; 0 means none."""
+    top_p: Annotated[float, "in (0, 1]"] = 1.0
+    """Top-p that the likelihood ratio assumes; 1 means none."""
 
 
 def ratio_z(log_mean: float) -> float:

@@ -15,13 +15,12 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from scipy.stats import binom
 
 from dewmark.arrays import F32, F64
-from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
@@ -59,30 +58,16 @@ class PMark(Scheme):
     needs: ClassVar[Needs] = Needs(encoder=True, drafts=True)
     host_free: ClassVar[bool] = True  # detection only reads sentences
 
-    channels: int = 4
+    channels: Annotated[int, f"in [1, {_MAX_CHANNELS}]"] = 4
     """Number b of directions; a draft agrees in all of them with probability 2^−b."""
-    tries: int = 64
+    tries: Annotated[int, "at least 1"] = 64
     """Most drafts N of one sentence."""
-    drafts: int = 8
+    drafts: Annotated[int, "at least 1"] = 8
     """Number of drafts written at once: it affects speed only, not the text."""
     encoder: str = "use-m3"
     """Sentence encoder: use-m3, minilm, a folder or a hub id."""
 
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (
-                1 <= self.channels <= _MAX_CHANNELS,
-                "channels",
-                f"lie between 1 and {_MAX_CHANNELS}",
-                self.channels,
-            ),
-            (self.tries >= 1, "tries", "be at least 1", self.tries),
-            (self.drafts >= 1, "drafts", "be at least 1", self.drafts),
-        )
-
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> PMarkBound:
-        """Bind the scheme to a key."""
         return next(self.bind_keys([key], host, workspace))
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[PMarkBound]:
@@ -93,7 +78,6 @@ class PMark(Scheme):
             yield PMarkBound(self, host, key.fingerprint, secret=secret, space=space)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> PMarkBound:
-        """Rebuild the bound scheme from a stored detector."""
         space = _space(stored_encoder(state, workspace))
         return PMarkBound(self, host, fingerprint, secret=stored_secret(state), space=space)
 

@@ -24,13 +24,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.config import check_rules
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
@@ -121,29 +120,20 @@ class SentenceScheme(Scheme):
     needs: ClassVar[Needs] = Needs(encoder=True, artifact=True, drafts=True)
     host_free: ClassVar[bool] = True  # detection only reads sentences
 
-    gamma: float = 0.25
+    gamma: Annotated[float, "in (0, 1)"] = 0.25
     """Share γ of the bins that the key accepts after each bin; γ times their number must be an integer."""
-    tries: int = 100
+    tries: Annotated[int, "at least 1"] = 100
     """Most drafts of one sentence; after them the best one is taken, marked or not."""
-    drafts: int = 8
+    drafts: Annotated[int, "at least 1"] = 8
     """Number of drafts written at once: it affects speed only, not the text."""
     artifact: str | None = None
     """Folder of the trained artifact; by default the one that comes with the package."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        check_rules(
-            (0.0 < self.gamma < 1.0, "gamma", "lie in (0, 1)", self.gamma),
-            (self.tries >= 1, "tries", "be at least 1", self.tries),
-            (self.drafts >= 1, "drafts", "be at least 1", self.drafts),
-        )
 
     @abstractmethod
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
         """The bins that divide the space of sentence vectors."""
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> SentenceBound:
-        """Bind the scheme to a key."""
         return self._bind(key, host, self._space(workspace))
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
@@ -437,18 +427,10 @@ class SemStamp(SentenceScheme):
     name: ClassVar[str] = "semstamp"
     summary: ClassVar[str] = "sentences are drawn until secret hyperplanes put one into an accepted bin"
 
-    dimensions: int = 3
+    dimensions: Annotated[int, "in [1, 8]"] = 3
     """Number d of hyperplanes; they make 2^d bins."""
-    margin: float = 0.01
+    margin: Annotated[float, "in [0, 1)"] = 0.01
     """Least absolute cosine of an accepted sentence with every hyperplane's normal."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules(
-            (1 <= self.dimensions <= 8, "dimensions", "lie between 1 and 8", self.dimensions),
-            (0.0 <= self.margin < 1.0, "margin", "lie in [0, 1)", self.margin),
-        )
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
         """The bins between the key's hyperplanes."""
@@ -463,13 +445,8 @@ class KSemStamp(SentenceScheme):
     name: ClassVar[str] = "ksemstamp"
     summary: ClassVar[str] = "sentences are drawn until one falls into an accepted cluster of meanings"
 
-    margin: float = 0.035
+    margin: Annotated[float, "in [0, 2)"] = 0.035
     """Least lead of an accepted sentence's cosine with its own centroid over that with the next one."""
-
-    def validate(self) -> None:
-        """Check that all values are in range."""
-        super().validate()
-        check_rules((0.0 <= self.margin < 2.0, "margin", "lie in [0, 2)", self.margin))
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
         """The clusters of the artifact."""

@@ -1,9 +1,9 @@
-"""Logits and log-likelihoods of completions under a causal language model.
+"""Logits of completions under a causal language model.
 
 Logits (rows, tokens, vocab) are what takes memory, so rows are batched by their number, and only the logits
 that are needed are computed.
 
-Boundary: token ids in, logits or sums of log-probabilities out.
+Boundary: token ids in, logits out.
 """
 
 from __future__ import annotations
@@ -24,27 +24,6 @@ LOGITS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}
 _TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 16}
 
 Rows = Sequence[Sequence[int]]
-
-
-def score_completions(
-    model: CausalLM, prompts: Rows, completions: Rows, *, fill_id: int, vocab_size: int
-) -> list[float]:
-    """Sum of log p(token | all before it) over each completion's tokens; prompts are not empty."""
-    sums = [0.0] * len(prompts)
-    # rows of similar length share a batch, which keeps padding low
-    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]) - len(completions[i]), i))
-    rows = completion_logits(
-        model,
-        [prompts[i] for i in order],
-        [completions[i] for i in order],
-        fill_id=fill_id,
-        vocab_size=vocab_size,
-    )
-    for i, logits in zip(order, rows, strict=True):
-        ids = torch.tensor(completions[i], dtype=torch.long, device=logits.device)
-        found = logits.log_softmax(dim=-1, dtype=torch.float32).gather(1, ids[:, None])
-        sums[i] = float(found.double().sum())
-    return sums
 
 
 def completion_logits(

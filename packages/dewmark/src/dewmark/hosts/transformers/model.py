@@ -22,7 +22,7 @@ from dewmark.hosts.base import ChatFormat, Host, OnStep
 from dewmark.hosts.transformers.attention import share_keys
 from dewmark.hosts.transformers.decoding_loop import CausalLM, decode, device_of
 from dewmark.hosts.transformers.description import chat_format, chat_format_of, describe, info_from_model
-from dewmark.hosts.transformers.likelihood import completion_logits, score_completions
+from dewmark.hosts.transformers.likelihood import completion_logits
 from dewmark.hosts.transformers.model_files import ModelSource, load_error, resolve
 from dewmark.hosts.transformers.plain_llama import PlainLlama
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
@@ -81,7 +81,6 @@ class TransformersHost(Host):
 
     @property
     def info(self) -> HostInfo:
-        """The host's description for schemes."""
         return self._info
 
     @functools.cached_property
@@ -91,7 +90,6 @@ class TransformersHost(Host):
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs."""
         return device_of(self.writer)
 
     @property
@@ -114,14 +112,12 @@ class TransformersHost(Host):
         return self.tokenizer.encode_prompts(prompts, needs_bos=self.needs_bos)
 
     def check_prompts(self, prompts: Sequence[str], max_new_tokens: int) -> None:
-        """Raise `InputError` for prompts that exceed the context or contain ids without an embedding."""
         for i, row in enumerate(self.prompt_ids(prompts)):
             self.check_row(f"prompt {i}", row, max_new_tokens)
 
     def complete(
         self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> list[list[int]]:
-        """Token ids of one batch of completions."""
         return self.complete_steps(prompts, scheme=scheme, seeds=seeds, decoding=decoding)
 
     def complete_steps(
@@ -133,7 +129,6 @@ class TransformersHost(Host):
         decoding: Decoding,
         on_step: OnStep | None = None,
     ) -> list[list[int]]:
-        """As `complete`, reporting every row's next id to ``on_step`` as it is chosen."""
         rows, drafts = self.prompt_ids(prompts), decoding.drafts if scheme is not None else 1
         try:
             # some models warn about rows that end in padding, as finished ones do
@@ -156,7 +151,6 @@ class TransformersHost(Host):
     def complete_drafts(
         self, prompts: Sequence[str], *, drafts: Drafts, seeds: Sequence[int], decoding: Decoding
     ) -> list[tuple[list[int], DraftCount]]:
-        """Token ids of one batch of completions whose sentences ``drafts`` chose, and what that cost."""
         rows = self.prompt_ids(prompts)
         try:
             with quiet_libraries():
@@ -172,18 +166,6 @@ class TransformersHost(Host):
                 )
         except torch.OutOfMemoryError:
             raise self._out_of_memory(f"{len(rows)} texts of {drafts.at_once} drafts at once") from None
-
-    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
-        """Sum of log-probabilities (nats) and number of tokens of each completion."""
-        completions = [tokenized.ids for tokenized in self.tokenizer.encode(texts)]
-        rows = self._completion_rows(prompts, completions)
-        try:
-            sums = score_completions(
-                self.model, rows, completions, fill_id=self.fill_id, vocab_size=self.info.vocab_size
-            )
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory("texts of this length") from None
-        return [(score, len(completion)) for score, completion in zip(sums, completions, strict=True)]
 
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]

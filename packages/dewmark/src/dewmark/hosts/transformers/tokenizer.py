@@ -107,10 +107,6 @@ class HFTokenizer:
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Only the ids of `encode`, for thousands of short texts: offsets would take most of the time."""
-        return [encoding.ids for encoding in self._encode(self._plain, texts)]
-
     def encode_prompts(self, prompts: Sequence[str], *, needs_bos: bool = False) -> list[list[int]]:
         """Prompts as the model expects them: the special prefix that the tokenizer adds, then the text.
 
