@@ -292,8 +292,6 @@ def _places(before: TaggedWord, here: TaggedWord) -> Iterator[str]:
         yield "verb"
     if here.tag in ("AJ0", "AV0"):
         yield "adjective"
-    if here.tag in _NOUNS and before.tag in ("AT0", "DPS", "DT0"):
-        yield f"noun {here.tag}"
     if here.tag in _NOUNS and before.tag == "DPS":
         yield "possession"
     if here.tag == "PRP" and (before.tag in _NOUNS or before.tag.startswith("VV")):
