@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -49,8 +49,9 @@ def causal_judge(name: str, *, device: str = "auto", progress: Progress | None =
 
     from dewmark.hosts.transformers.model import load_host
 
-    able = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16")  # torch 2.9 or newer
-    host = load_host(name, device=device, dtype="bfloat16" if able else "float32", progress=progress)
+    ask: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.9
+    dtype = "bfloat16" if ask().get("amx_bf16") else "float32"
+    host = load_host(name, device=device, dtype=dtype, progress=progress)
     return functools.partial(CausalReading, host)
 
 

@@ -30,7 +30,6 @@ _TAGS = {
     "VVN": ("v", "VBN"), "VVG": ("v", "VBG"),
 }  # fmt: skip
 _CLASSES = "vnarx+"
-_MARKS = ".!"  # that end a sentence to which words may be added
 _LEAST_SENTENCE = 5  # words of a sentence to which words are added or from which they are taken
 _NO_COMMA = frozenset({"and", "now", "plus", "so", "then"})  # openings without one
 _ME = ("I", "I'", "I’")
@@ -123,8 +122,10 @@ class Thesaurus:
         found: list[Candidate] = []
         for sentence in sentences(text):
             tagged = _tagged(text, sentence)
+            begins = text[: sentence.start].rstrip(" \t")[-1:] in ("", "\n")  # nothing before to refer to
             for i in range(len(tagged)):
-                changes = (self._of_word, self._of_phrase, self._added, self._left_out)
+                added = () if begins and i == 0 else (self._added,)
+                changes = (self._of_word, self._of_phrase, *added, self._left_out)
                 for end, new in (
                     *(pair for each in changes for pair in each(tagged, i)),
                     *_turned(tagged, i),
@@ -170,19 +171,16 @@ class Thesaurus:
                     yield end, new
 
     def _added(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
-        """Word i with one before or after it that a sentence can do without: "also", "in fact"."""
-        here, after = tagged[i], tagged[i + 1] if i + 1 < len(tagged) else None
+        """Word i with one before it that a sentence can do without: "also", "of course"."""
+        here = tagged[i]
         if not here.text[0].isalpha() or _short(tagged):
             return
         if i == 0:
-            if not _named(tagged, 0):
+            if not (_named(tagged, 0) or here.tag.startswith("NP")):
                 lower = here.text if here.text[:2] in _ME else here.text[0].lower() + here.text[1:]
                 for other in self._groups["+"].get("opening", ()):
                     yield i, f"{other}{' ' if other in _NO_COMMA else ', '}{lower}"
             return
-        if after is not None and after.text in _MARKS:
-            for other in self._groups["+"].get("ending", ()):
-                yield i, f"{here.text} {other}"
         before = tagged[i - 1]
         if before.text[0].isalpha() and not _named(tagged, i):
             for place in _places(before, here):
@@ -294,8 +292,6 @@ def _places(before: TaggedWord, here: TaggedWord) -> Iterator[str]:
         yield "verb"
     if here.tag in ("AJ0", "AV0"):
         yield "adjective"
-    if here.tag in _NOUNS and before.tag in ("AT0", "DPS", "DT0"):
-        yield f"noun {here.tag}"
     if here.tag in _NOUNS and before.tag == "DPS":
         yield "possession"
     if here.tag == "PRP" and (before.tag in _NOUNS or before.tag.startswith("VV")):
