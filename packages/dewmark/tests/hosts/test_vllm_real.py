@@ -239,3 +239,62 @@ def test_the_default_marks_words_offline_and_any_detector_finds_them(keys, tmp_p
     z = np.array([d.z for d in found])
     assert z[0::2].sum() / np.sqrt(8) > 5.0
     assert z[1::2].sum() / np.sqrt(8) < 4.0
+
+
+DRAFTING = """
+import json, os, sys
+import numpy as np
+os.environ["TRITON_INTERPRET"] = "1"
+import triton.runtime.interpreter as interpreter
+from triton.backends import backends
+from types import SimpleNamespace
+
+backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
+    def checked(self, *given, at=at, plain=getattr(interpreter.InterpreterBuilder, name)):
+        given[at].data = np.asarray(given[at].data).astype(bool)  # vLLM has masks of integers
+        return plain(self, *given)
+    setattr(interpreter.InterpreterBuilder, name, checked)
+
+if __name__ == "__main__":
+    from vllm import LLM, SamplingParams
+
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=2,
+              speculative_config=ngrams, disable_log_stats=False,
+              logits_processors=["dewmark.hosts.engines.vllm:DewLogitsProcessor"])
+    prompts, special = json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    params = [SamplingParams(max_tokens=12, min_tokens=12, stop_token_ids=special, temperature=0.7, seed=i)
+              for i in range(len(prompts))]
+    ids = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+    counts = [metric.value for metric in llm.get_metrics() if metric.name.endswith("num_accepted_tokens")]
+    print("IDS " + json.dumps([ids, counts]))
+"""
+
+
+def test_the_second_runner_with_drafts_writes_the_text_of_the_own_loop(keys, tmp_path) -> None:
+    """On a CPU vLLM's second runner starts only if Triton's interpreter stands in for a CPU backend."""
+    script = tmp_path / "drafting.py"
+    script.write_text(DRAFTING, encoding="utf-8")
+    prompts = [
+        "The old bridge over the river is old. The old bridge over the river is long. The old bridge over",
+        "Day one: we walked to the lake. Day two: we walked to the hill. Day three: we walked to the",
+    ]
+    host = dewmark.load_host(HOST)
+    special = json.dumps(sorted(host.info.tokenizer.special_ids))
+    more = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    run = subprocess.run(
+        [sys.executable, str(script), resolve(HOST).location, json.dumps(prompts), special],
+        env=os.environ | ENVIRONMENT | more | {"DEWMARK_KEY_FILE": str(keys[0] / "acme.key")},
+        capture_output=True,
+        text=True,
+        timeout=3 * STARTS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    ids, accepted = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("IDS "))[4:])
+    decoding = dewmark.Decoding(max_new_tokens=12, min_new_tokens=12, temperature=0.7)
+    scheme = dewmark.load_scheme(keys[1]["acme"], host=HOST)
+    own = host.generate(prompts, scheme=scheme, seeds=[0, 1], decoding=decoding)
+    assert [list(one.token_ids) for one in own] == ids
+    assert sum(accepted) > 0
