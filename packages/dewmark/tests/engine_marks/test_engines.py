@@ -26,7 +26,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import first_rows, id_windows, philox
 from dewmark.engine_marks.gumbel import PhiloxHash, fused_tail
-from dewmark.errors import KeyFileError
+from dewmark.errors import ConfigError, KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Tokenized, Workspace
@@ -228,6 +228,13 @@ def test_an_engine_key_fits_engine_schemes_only() -> None:
     assert engine("vllm-gumbel", 42).detect(numbers(50)) == engine("vllm-gumbel", 42).detect(numbers(50))
     derived = SCHEMES["vllm-gumbel"]().numbers_of(key(0))
     assert derived != SCHEMES["vllm-gumbel"]().numbers_of(key(1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize("name", ["transformers-kgw", "transformers-synthid"])
+def test_texts_written_on_a_gpu_need_one(name: str) -> None:
+    with pytest.raises(ConfigError, match="torch finds no CUDA here"):
+        engine(name, 42, device="cuda")
 
 
 def test_key_numbers_are_read_from_the_command_line_or_a_file(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows
+from dewmark.models.devices import torch_device
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -48,6 +49,7 @@ class BoundTransformersKGW(EngineBound):
     scheme: TransformersKGW
 
     def prepare(self) -> None:
+        self._device = torch_device(self.scheme.device)
         self.width = self.scheme.context_width
         self.green_ids = int(self.host.vocab_size * self.scheme.greenlist_ratio)
         self.share = self.green_ids / self.host.vocab_size
@@ -58,13 +60,13 @@ class BoundTransformersKGW(EngineBound):
     def table(self) -> I64:
         """The keyed permutation of selfhash."""
         given = self.scheme.table_seed
-        source = torch.Generator(self.scheme.device).manual_seed(self.numbers[0] if given is None else given)
-        return torch.randperm(_TABLE, generator=source, device=self.scheme.device).cpu().numpy()
+        source = torch.Generator(self._device).manual_seed(self.numbers[0] if given is None else given)
+        return torch.randperm(_TABLE, generator=source, device=self._device).cpu().numpy()
 
     def _green(self, seed: int) -> NDArray[np.bool_]:
         """Which ids are green under a seed, (vocab,)."""
-        source = torch.Generator(self.scheme.device).manual_seed(seed % (2**64 - 1))
-        order = torch.randperm(self.host.vocab_size, generator=source, device=self.scheme.device).cpu()
+        source = torch.Generator(self._device).manual_seed(seed % (2**64 - 1))
+        order = torch.randperm(self.host.vocab_size, generator=source, device=self._device).cpu()
         green = np.zeros(self.host.vocab_size, dtype=bool)
         green[order[: self.green_ids].numpy()] = True
         return green

@@ -44,6 +44,7 @@ from dewmark.engine_marks.engine_scheme import (
     first_rows,
     support,
 )
+from dewmark.models.devices import torch_device
 from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -58,7 +59,7 @@ _LAYERS_AT_ONCE = 10
 
 @functools.cache
 def _bit_table(size: int, seed: int, device: str) -> NDArray[np.uint8]:
-    source = torch.Generator(device).manual_seed(seed)
+    source = torch.Generator(torch_device(device)).manual_seed(seed)
     drawn = torch.randint(low=0, high=2, size=(size,), generator=source, device=device)
     return drawn.cpu().numpy().astype(np.uint8)
 
