@@ -63,7 +63,7 @@ def rewrite(
     settings: options.Settings = None,
     member: Annotated[
         int | None,
-        typer.Option(min=0, show_default="random", help="Member of the key's ring that marks."),
+        typer.Option(min=0, show_default="highest z", help="Member of the key's ring that marks."),
     ] = None,
     payload: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Message that the text carries, such as 0x2f.")
