@@ -58,7 +58,7 @@ class OneMatrix(Protocol):
 
 
 Review = Callable[[Candidate, float], bool]
-"""Decides on a change, given the text's z without it."""
+"""Decides on a change, given the text's p-value without it."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Rewriter:
             alike >= _MOST_ALIKE or not self._keeps_meaning(text, change, before)
         ):
             return False
-        return review is None or review(change, self._score([apply(text, before)])[0])
+        return review is None or review(change, self.mark.detect(apply(text, before)).p_value)
 
     def _keeps_meaning(self, text: str, change: Candidate, before: Sequence[Candidate]) -> bool:
         sentence = next(span for span in sentences(text) if span.overlaps(change.span))

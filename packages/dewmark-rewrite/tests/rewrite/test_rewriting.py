@@ -79,8 +79,9 @@ class TestRewriting:
     def test_a_reviewer_decides(self, detector):
         asked = []
 
-        def refuse(change: Candidate, z: float) -> bool:
+        def refuse(change: Candidate, p: float) -> bool:
             asked.append(change)
+            assert p == detector.detect(TEXT).p_value
             return False
 
         made = Rewriter(detector, plain()).rewrite(TEXT, review=refuse)
@@ -103,13 +104,13 @@ class TestRewriting:
     def test_a_ring_marks_as_the_member_to_which_the_text_leans_unless_one_is_named(self):
         key = Key(bytes(range(32)), members=32, payload_bits=2)
         free, named = Rewriter(key, plain(payload=3)), Rewriter(key, plain(payload=3, member=5))
-        untouched = [each.rewrite(TEXT, review=lambda change, z: False) for each in (free, named)]
+        untouched = [each.rewrite(TEXT, review=lambda change, p: False) for each in (free, named)]
         z = [Rewriter(key, plain(payload=3, member=i))._score([TEXT])[0] for i in range(32)]
         assert (free._member, named._member) == (np.argmax(z), 5)
         assert free._score([TEXT])[0] == pytest.approx(max(z), abs=1e-4)
         p = Detector.from_key(key).detect(TEXT).p_value
         assert all(made.text == TEXT and made.before.p_value == made.after.p_value == p for made in untouched)
-        free.rewrite(TEXT[: len(TEXT) // 2], review=lambda change, z: False)
+        free.rewrite(TEXT[: len(TEXT) // 2], review=lambda change, p: False)
         assert free._member not in (np.argmax(z), 5)  # each text has its own
 
     def test_the_member_to_which_a_text_leans_needs_fewer_changes_than_others(self):
