@@ -63,7 +63,7 @@ def rewrite(
     settings: options.Settings = None,
     member: Annotated[
         int | None,
-        typer.Option(min=0, show_default="random", help="Member of the key's ring that marks."),
+        typer.Option(min=0, show_default="highest z", help="Member of the key's ring that marks."),
     ] = None,
     payload: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Message that the text carries, such as 0x2f.")
@@ -177,11 +177,11 @@ def _endpoint(url: str | None, model: str) -> ChatEndpoint | None:
 def _reviewer(text: str, progress: Progress) -> Review:
     """Asks for each change, with the words around it."""
 
-    def ask(change: Candidate, z: float) -> bool:
+    def ask(change: Candidate, p: float) -> bool:
         progress.clear()
         before, after = text[max(change.start - 40, 0) : change.start], text[change.end : change.end + 40]
         shown = f"…{before}[{change.old} → {change.new}]{after}…".replace("\n", " ")
-        return typer.confirm(f"{printable(shown)} (z = {z:.2f})", default=True, err=True)
+        return typer.confirm(f"{printable(shown)} (p = {p:.2g})", default=True, err=True)
 
     return ask
 

@@ -50,12 +50,15 @@ class OneMatrix(Protocol):
     W: Any
     members_chosen: int | None
 
+    def leading_member(self, text: str) -> int:
+        """The member of the key's ring under which a text scores highest."""
+
     def under(self, W: Any) -> BoundScheme:  # noqa: ANN401 - an array of the scheme's own
         """The same scheme under a plain key with this matrix."""
 
 
 Review = Callable[[Candidate, float], bool]
-"""Decides on a change, given the text's z without it."""
+"""Decides on a change, given the text's p-value without it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,9 @@ class Options:
     The search ends when the detector's p-value reaches ``target_p``, or when ``budget``, a share of the
     words, is changed. ``keep`` are terms that stay, ``judge`` the language model that reads substitutions
     (None reads nothing), ``encoder`` and ``similarity`` what holds sentences to their meaning. ``member``
-    and ``payload`` are those of `Watermark.generate`; ``synonyms`` replaces the packaged list. ``drafts``,
-    ``endpoint`` and ``seed`` concern `paraphrase`.
+    and ``payload`` are those of `Watermark.generate`; of a ring, the member under which the text scores
+    highest marks if none is named. ``synonyms`` replaces the packaged list. ``drafts``, ``endpoint`` and
+    ``seed`` concern `paraphrase`.
     """
 
     engine: str = "substitution"
@@ -160,12 +164,7 @@ class Rewriter:
         self.options = options or Options()
         self.mark = Detector.from_key(mark) if isinstance(mark, Key) else mark
         self._progress = progress
-        bound = self.mark.scheme
-        self._member = self.options.member
-        if self._member is None and isinstance(bound, OneMatrix) and bound.members_chosen:
-            self._member = secrets.randbelow(bound.members_chosen)
-        bound = for_member(bound, member=self._member, payload=self.options.payload)
-        self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
+        self._mark_as(self.options.member)
 
     def rewrite(self, text: str | RewritableDocument, *, review: Review | None = None) -> Rewritten:
         """The text with the mark."""
@@ -177,6 +176,9 @@ class Rewriter:
         if options.engine != "paraphrase":
             check_english(text)
         before = self.mark.detect(text)
+        bound = for_member(self.mark.scheme, member=options.member, payload=options.payload)
+        if isinstance(bound, OneMatrix) and bound.members_chosen:
+            self._mark_as(bound.leading_member(text))
         candidates, read = self.candidates(document)
         limits = SearchLimits(
             words=math.floor(options.share * number),
@@ -230,6 +232,12 @@ class Rewriter:
         ]
         return likely, functools.partial(readable, reading=reading)
 
+    def _mark_as(self, member: int | None) -> None:
+        """Score as one member of the key's ring, as if the key were that member's alone."""
+        bound = for_member(self.mark.scheme, member=member, payload=self.options.payload)
+        self._member = member
+        self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
+
     def _score(self, texts: Sequence[str]) -> list[float]:
         return [found.z for found in self._bound.detect_batch(texts)]
 
@@ -253,7 +261,7 @@ class Rewriter:
             alike >= _MOST_ALIKE or not self._keeps_meaning(text, change, before)
         ):
             return False
-        return review is None or review(change, self._score([apply(text, before)])[0])
+        return review is None or review(change, self.mark.detect(apply(text, before)).p_value)
 
     def _keeps_meaning(self, text: str, change: Candidate, before: Sequence[Candidate]) -> bool:
         sentence = next(span for span in sentences(text) if span.overlaps(change.span))
@@ -276,7 +284,7 @@ class Rewriter:
             return causal_judge(named, device=self.options.device, progress=self._progress)
         return named
 
-    @functools.cached_property
+    @property
     def _writer(self) -> Writer:
         from dewmark import Watermark
 

@@ -77,14 +77,16 @@ class TestRewriting:
         assert made["edit"].changed <= made["substitution"].changed < far.changed
 
     def test_a_reviewer_decides(self, detector):
-        asked = []
+        asked, shown = [], set()
 
-        def refuse(change: Candidate, z: float) -> bool:
+        def refuse(change: Candidate, p: float) -> bool:
             asked.append(change)
+            shown.add(p)
             return False
 
         made = Rewriter(detector, plain()).rewrite(TEXT, review=refuse)
         assert made.text == TEXT
+        assert shown == {made.before.p_value}
         assert len(asked) == len(set(asked)) > 5
 
     def test_a_sentence_that_would_lose_its_meaning_stays(self, detector):
@@ -99,6 +101,27 @@ class TestRewriting:
         other = Rewriter(key, plain(member=1, payload=3))
         assert alone._score([made.text])[0] - alone._score([TEXT])[0] > 1.5
         assert other._score([made.text])[0] - other._score([TEXT])[0] < 1.5
+
+    def test_a_ring_marks_as_the_member_to_which_the_text_leans_unless_one_is_named(self):
+        key = Key(bytes(range(32)), members=32, payload_bits=2)
+        free, named = Rewriter(key, plain(payload=3)), Rewriter(key, plain(payload=3, member=5))
+        untouched = [each.rewrite(TEXT, review=lambda change, p: False) for each in (free, named)]
+        z = [Rewriter(key, plain(payload=3, member=i))._score([TEXT])[0] for i in range(32)]
+        assert (free._member, named._member) == (np.argmax(z), 5)
+        assert free._score([TEXT])[0] == pytest.approx(max(z), abs=1e-4)
+        p = Detector.from_key(key).detect(TEXT).p_value
+        assert all(made.text == TEXT and made.before.p_value == made.after.p_value == p for made in untouched)
+        free.rewrite(TEXT[: len(TEXT) // 2], review=lambda change, p: False)
+        assert free._member not in (np.argmax(z), 5)  # each text has its own
+
+    def test_the_member_to_which_a_text_leans_needs_fewer_changes_than_others(self):
+        def spent(member: int | None, seed: int) -> int:
+            key = Key(bytes([seed] * 32), members=16)
+            made = Rewriter(key, plain(target_p=0.1, budget=0.1, member=member)).rewrite(TEXT)
+            return made.changed if made.reached else math.floor(0.1 * made.words)
+
+        chosen, others = ([spent(member, seed) for seed in range(3)] for member in (None, 0))
+        assert np.mean(chosen) < np.mean(others) - 3
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -329,6 +329,12 @@ class EpochMatrices:
             epoch=self.name,
         )
 
+    def leading_member(self, F: F64, *, payload: int = 0) -> int:
+        """The member under which a text's F (d_T, d_C) scores highest, with a payload."""
+        z = self.scores(F)
+        z[:, self._payloads != payload] = -np.inf
+        return self.use(*divmod(int(np.argmax(z)), z.shape[1])).member
+
     def same(self, index: int, place: int) -> tuple[Mask, Mask]:
         """Which uses have the same member as that at a place, (K, messages), and which the same payload."""
         member = np.zeros((len(self.W), self.messages.count), dtype=bool)

@@ -243,6 +243,11 @@ class BoundDEW(BoundScheme):
             return None
         return self.uses.current.members
 
+    def leading_member(self, text: str) -> int:
+        """The member of the key's ring under which a text scores highest, with the payload asked for."""
+        (matrix,) = self.read(self.tokenize([text]), self.tokenize([""]))
+        return self.matrices.current.leading_member(matrix.F, payload=self.asked.payload or 0)
+
     def member_of(self, seed: int) -> int | None:
         """The member that marks a text with this seed; None under a key without members."""
         if self.members_chosen is not None:
