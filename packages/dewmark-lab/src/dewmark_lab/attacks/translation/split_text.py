@@ -22,9 +22,13 @@ _SPACE = re.compile(r"\s+")
 
 
 class SentenceTranslator(ABC):
-    """A translator of one direction, which sees distinct sentences of at most ``longest`` pieces."""
+    """A translator of one direction, which sees distinct sentences of at most ``longest`` pieces.
+
+    With ``whole_lines`` it sees lines instead.
+    """
 
     longest: int
+    whole_lines = False
 
     @abstractmethod
     def pieces(self, sentence: str) -> list[int]:
@@ -47,6 +51,9 @@ class SentenceTranslator(ABC):
     def _spans(self, text: str) -> Iterator[Span]:
         """The spans of a text's sentences; long sentences are split."""
         for line in _LINE.finditer(text):
+            if self.whole_lines:
+                yield from self._split(text, *line.span())
+                continue
             for sentence in sentences(line.group()):
                 yield from self._split(text, line.start() + sentence.start, line.start() + sentence.end)
 
