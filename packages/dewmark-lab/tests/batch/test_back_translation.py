@@ -71,6 +71,22 @@ def test_chat_models_translate_any_pair(monkeypatch):
     assert {host for host, _ in opened} == {"first", "second"}
 
 
+def test_chat_models_get_long_texts_in_parts_that_end_with_a_sentence():
+    asked = []
+
+    class Shouting:
+        def complete(self, conversations, **_):
+            asked.extend(user["content"] for _, user in conversations)
+            return [user["content"].upper() for _, user in conversations]
+
+    sentence = "Das ist ein Satz, der weder lang noch kurz ist. "
+    long = "  Eins.\n\n" + sentence * 40 + "\nEnde.  "
+    made = chat_translator._ChatTexts(Shouting(), "p").translate([long, " "], on_progress=lambda *_: None)
+    assert made == [long.upper(), " "]
+    assert len(asked) == 2
+    assert all(part.endswith(".") and len(part) < 1600 for part in asked)
+
+
 def test_every_version_counts(monkeypatch, detector):
     values = [(0.5, 0.002, 0.3), (0.5,), (0.004, 0.3)]
     found = scored_with(monkeypatch, detector, values)

@@ -1,7 +1,7 @@
 """A chat model as a translator, for languages that no packaged translator knows.
 
-It translates line by line and takes the likeliest token each time, so that a translation is a function of the
-text alone. Nothing is kept on disk.
+It translates whole texts, long ones in parts, and takes the likeliest token each time, so that a translation
+is a function of the text alone. Nothing is kept on disk.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class ChatTranslator:
         """One translation per text."""
         source, _, target = self.pair.partition("-")
         prompt = TRANSLATE_PROMPT.format(source=language_name(source), target=language_name(target))
-        lines = _ChatLines(_open_chat(self.host, self.device), prompt)
-        return lines.translate(texts, on_progress=lambda done, total: progress(task, done, total))
+        parts = _ChatTexts(_open_chat(self.host, self.device), prompt)
+        return parts.translate(texts, on_progress=lambda done, total: progress(task, done, total))
 
 
-class _ChatLines(SentenceTranslator):
-    """Sends each line of a text to a chat model, which reads one sentence better after another."""
+class _ChatTexts(SentenceTranslator):
+    """Sends texts to a chat model, which reads one sentence better after another."""
 
     longest = _LONGEST
-    whole_lines = True
+    whole_texts = True
 
     def __init__(self, chat: ChatModel, prompt: str) -> None:
         self._chat = chat
