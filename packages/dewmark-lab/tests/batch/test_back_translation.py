@@ -14,6 +14,7 @@ from dewmark.batch import DetectorSpec, Document, scorers
 from dewmark.cli.app import main
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
+from dewmark_lab.attacks.translation import chat_translator
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
 
 FRENCH = (
@@ -38,10 +39,75 @@ def test_only_languages_with_a_translator_are_brought_back(monkeypatch):
         return [f"en: {text}" for text in texts]
 
     monkeypatch.setattr(NeuralEngine, "translate", translate)
-    made = translation.translate_back([ENGLISH, FRENCH, GERMAN, "12 34", FRENCH])
-    assert made == [None, f"en: {FRENCH}", None, None, f"en: {FRENCH}"]
+    back = translation.BackTranslation()
+    made = back.versions([ENGLISH, FRENCH, GERMAN, "12 34", FRENCH])
+    assert made == [[], [f"en: {FRENCH}"], [], [], [f"en: {FRENCH}"]]
     assert asked == [("fr", "en", [FRENCH, FRENCH])]
-    assert {"fr", "pt"} <= set(translation.back_languages())
+    assert set(back.identity()) == {"fr-en", "pt-en", "into"}
+
+
+class Echo:
+    """A chat model that names the languages of the request and repeats the last word."""
+
+    def complete(self, conversations, *, seeds, max_new_tokens, on_answer):
+        answers = []
+        for system, user in conversations:
+            source, target = system["content"].split(" from ")[1].split(" while")[0].split(" to ")
+            answers.append(f"{source}>{target} {user['content'].split()[-1]}")
+            on_answer(len(answers) - 1, answers[-1])
+        return answers
+
+
+def test_chat_models_translate_any_pair(monkeypatch):
+    opened = []
+    monkeypatch.setattr(chat_translator, "_open_chat", lambda *which: opened.append(which) or Echo())
+    monkeypatch.setattr(NeuralEngine, "translate", lambda self, texts, **_: [f"{self.source}>{self.target}"])
+    back = translation.BackTranslation(("en", "fr", "de"), hosts=("first", "second"))
+    german, english, unclear = back.versions([f"{GERMAN} Jeder Händler zahlt.", ENGLISH, "12 34"])
+    in_english, in_french = (f"German>{name} zahlt." for name in ("English", "French"))
+    assert german == [in_english, in_english, in_french, in_french]
+    assert english == ["en>fr", *["English>French traders."] * 2, *["English>German traders."] * 2]
+    assert unclear == []
+    assert {host for host, _ in opened} == {"first", "second"}
+
+
+def test_chat_models_get_long_texts_in_parts_that_end_with_a_sentence():
+    asked = []
+
+    class Shouting:
+        def complete(self, conversations, **_):
+            asked.extend(user["content"] for _, user in conversations)
+            return [user["content"].upper() for _, user in conversations]
+
+    sentence = "Das ist ein Satz, der weder lang noch kurz ist. "
+    long = "  Eins.\n\n" + sentence * 40 + "\nEnde.  "
+    made = chat_translator._ChatTexts(Shouting(), "p").translate([long, " "], on_progress=lambda *_: None)
+    assert made == [long.upper(), " "]
+    assert len(asked) == 2
+    assert all(part.endswith(".") and len(part) < 1600 for part in asked)
+
+
+def test_every_version_counts(monkeypatch, detector):
+    values = [(0.5, 0.002, 0.3), (0.5,), (0.004, 0.3)]
+    found = scored_with(monkeypatch, detector, values)
+    assert [each.detection.p_value for each in found] == pytest.approx([0.006, 0.5, 0.008])
+    assert [each.row["versions"] for each in found] == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"), [("en,xx", "'xx' is the code of no known language"), ("", "'' is the code of no")]
+)
+def test_unknown_languages_are_rejected_at_once(capsys, tmp_path, codes, said):
+    file, key = tmp_path / "text.txt", tmp_path / "my.key"
+    file.write_text(FRENCH, encoding="utf-8")
+    Key(bytes(32)).save(key)
+    base = ["detect", "--key", str(key), str(file), "--written-in", codes]
+    assert main([*base, "--translate-back"]) == 2
+    assert said in capsys.readouterr().err
+    assert main(base) == 2
+    assert "add --translate-back" in capsys.readouterr().err
+    assert main([*base[:-1], "en", "--translate-back", "--translator", "no-such-host"]) == 2
+    assert "no-such-host" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "hints"), [(FRENCH, True), (ENGLISH, False), (GERMAN, False)])
@@ -54,8 +120,9 @@ def test_the_command_says_that_a_text_can_be_translated_back(capsys, tmp_path, t
 
 
 def scored_with(monkeypatch, detector, values, *, fpr=0.01):
-    """Score (p of the text, p of its translation or None) pairs with a scorer that reads p from the text."""
-    scorer = DetectorSpec(detector=detector, translate_back=True, fpr=fpr, coverage=False).open()
+    """Score rows of (p of the text, p of its translations …) with a scorer that reads p from the text."""
+    back = translation.BackTranslation()
+    scorer = DetectorSpec(detector=detector, translate_back=back, fpr=fpr, coverage=False).open()
     (template,) = scorer.bound.detect_batch(["the old bridge over a river was built by people who came"])
 
     def detect(bound, texts, *, prompts, **_):
@@ -65,14 +132,14 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
             verdict = Verdict.TOO_SHORT if p > 1 else Verdict.MARKED if p < fpr else Verdict.NOT_MARKED
             yield dataclasses.replace(template, p_value=p, verdict=verdict)
 
-    seconds = [None if second is None else f"en:{second}" for _, second in values]
-    monkeypatch.setattr(translation, "translate_back", lambda texts, **_: seconds)
+    made = [[f"en:{each}" for each in row[1:]] for row in values]
+    monkeypatch.setattr(translation.BackTranslation, "versions", lambda self, texts, **_: made)
     monkeypatch.setattr(scorers, "detect_texts", detect)
-    return scorer([Document(str(first), i, "a prompt") for i, (first, _) in enumerate(values)])
+    return scorer([Document(str(row[0]), i, "a prompt") for i, row in enumerate(values)])
 
 
 def test_both_attempts_count(monkeypatch, detector):
-    values = [(0.004, 0.3), (0.3, 0.004), (0.3, 0.006), (0.9, 0.8), (0.006, None), (2.0, 0.006), (0.02, 2.0)]
+    values = [(0.004, 0.3), (0.3, 0.004), (0.3, 0.006), (0.9, 0.8), (0.006,), (2.0, 0.006), (0.02, 2.0)]
     found = scored_with(monkeypatch, detector, values)
     assert [each.detection.p_value for each in found] == [0.008, 0.008, 0.012, 1.0, 0.006, 0.006, 0.02]
     marked = [each.detection.is_marked for each in found]
@@ -94,7 +161,8 @@ def test_the_level_holds_for_independent_and_for_equal_attempts(monkeypatch, det
 
 
 def test_the_identity_names_the_translators(detector):
-    plain, twice = (DetectorSpec(detector=detector, translate_back=b).open() for b in (False, True))
-    assert twice.identity == {**plain.identity, "translate_back": translation.back_languages()}
+    back = translation.BackTranslation()
+    plain, twice = (DetectorSpec(detector=detector, translate_back=b).open() for b in (None, back))
+    assert twice.identity == {**plain.identity, "translate_back": back.identity()}
     with pytest.raises(ConfigError, match="leave out translating back"):
-        DetectorSpec(detector=detector, translate_back=True, calibration=Path("c.json"))
+        DetectorSpec(detector=detector, translate_back=back, calibration=Path("c.json"))

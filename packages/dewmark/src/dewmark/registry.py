@@ -174,5 +174,5 @@ HOSTS = Registry(
 )
 
 # Called with the name and ``device``; gives a `dewmark.translation.Translator`. ``fr-en`` brings French texts
-# into English.
+# into English, and ``chat`` is called with a pair and a ``host`` that translates it.
 TRANSLATORS = Registry("translator", {}, group="dewmark.translators", companion="dewmark-lab")

@@ -1,22 +1,23 @@
-"""Texts in other languages, brought into English before detection, by translators that other packages bring.
+"""Texts translated back before detection, by translators that other packages bring.
 
-A mark that was written in English is weaker in a translation; translating the text back restores part of it.
-Boundary: texts in, English out; whoever tests both attempts counts both.
+A mark is weaker in a translation; translating the text back restores part of it.
+Boundary: texts in, their versions out; whoever tests several versions counts them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dewmark.errors import ConfigError
 from dewmark.registry import TRANSLATORS
-from dewmark.text.languages import guess_language
+from dewmark.text.languages import guess_language, recognised_languages
 from dewmark.workspace import Progress, silent
 
-__all__ = ["Translator", "back_languages", "can_translate_back", "translate_back"]
+__all__ = ["BackTranslation", "Translator", "can_translate_back"]
 
-_INTO_ENGLISH = "-en"
+_CHAT = "chat"  # the translator of all pairs, by a host
 
 
 class Translator(Protocol):
@@ -31,49 +32,66 @@ class Translator(Protocol):
         """One translation per text; ``task`` names the work where progress is shown."""
 
 
-def back_languages() -> dict[str, str]:
-    """The languages that can be translated into English, with the identity of each translator."""
-    return {name.removesuffix(_INTO_ENGLISH): open_translator(name).identity for name in _names()}
-
-
-def can_translate_back(language: str | None) -> bool:
-    """Whether an installed package translates this language, an ISO 639 code, into English."""
-    return f"{language}{_INTO_ENGLISH}" in _names()
-
-
 def open_translator(name: str, *, device: str = "auto") -> Translator:
     """The translator of a pair of languages such as ``fr-en``; its model is loaded on first use."""
     opened: Translator = TRANSLATORS[name](name, device=device)
     return opened
 
 
-def check_translators() -> None:
-    """Raise `ConfigError` if no installed package translates into English."""
-    if not _names():
-        raise ConfigError("no translator is installed: pip install dewmark-lab")
+def can_translate_back(language: str | None) -> bool:
+    """Whether an installed package translates this language, an ISO 639 code, into English."""
+    return f"{language}-en" in TRANSLATORS
 
 
-def translate_back(
-    texts: Sequence[str], *, device: str = "auto", progress: Progress = silent
-) -> list[str | None]:
-    """Each text in English; None if it is English already, or in a language without a translator.
+@dataclass(frozen=True)
+class BackTranslation:
+    """Into which languages texts are translated, and by what.
 
-    The language is guessed from the text, so whether a text is translated never depends on a key.
+    ``written_in`` are the languages in which a text may have been written. Every installed translator of a
+    pair is asked, and every host of ``hosts``, which are chat models that translate any pair.
     """
-    check_translators()
-    guessed = [guess_language(text) for text in texts]
-    found: list[str | None] = [None] * len(texts)
-    for name in _names():
-        language = name.removesuffix(_INTO_ENGLISH)
-        rows = [i for i, own in enumerate(guessed) if own == language]
-        if rows:
-            made = open_translator(name, device=device).translate(
-                [texts[i] for i in rows], task=f"translating back from {language}", progress=progress
-            )
-            for i, text in zip(rows, made, strict=True):
-                found[i] = text
-    return found
 
+    written_in: tuple[str, ...] = ("en",)
+    hosts: tuple[str, ...] = ()
+    device: str = "auto"
 
-def _names() -> list[str]:
-    return [name for name in TRANSLATORS if name.endswith(_INTO_ENGLISH)]
+    def __post_init__(self) -> None:
+        known = recognised_languages()
+        for code in self.written_in:
+            if code not in known:
+                raise ConfigError(f"{code!r} is the code of no known language: use one like de, fr or zh")
+        if _CHAT not in TRANSLATORS:
+            raise ConfigError("no translator is installed: pip install dewmark-lab")
+
+    def identity(self) -> dict[str, str]:
+        """The identity of every translator that may be asked, by pair or host."""
+        pairs = [name for name in TRANSLATORS if name.partition("-")[2] in self.written_in]
+        asked = {name: open_translator(name, device=self.device) for name in pairs}
+        asked |= {host: self._chat("en", into, host) for host in self.hosts for into in self.written_in}
+        return {name: each.identity for name, each in asked.items()} | {"into": ",".join(self.written_in)}
+
+    def versions(self, texts: Sequence[str], *, progress: Progress = silent) -> list[list[str]]:
+        """The translations of each text; none if its language is unknown or has no translator.
+
+        The language is guessed from the text, so how many versions a text has never depends on a key.
+        """
+        guessed = [guess_language(text) for text in texts]
+        found: list[list[str]] = [[] for _ in texts]
+        for language in sorted(set(guessed) & set(recognised_languages())):
+            rows = [i for i, own in enumerate(guessed) if own == language]
+            for translator in self._translators(language):
+                task = f"translating from {language}"
+                made = translator.translate([texts[i] for i in rows], task=task, progress=progress)
+                for i, text in zip(rows, made, strict=True):
+                    found[i].append(text)
+        return found
+
+    def _translators(self, language: str) -> list[Translator]:
+        into = [each for each in self.written_in if each != language]
+        pairs = [name for each in into if (name := f"{language}-{each}") in TRANSLATORS]
+        chats = [self._chat(language, each, host) for each in into for host in self.hosts]
+        return [*(open_translator(name, device=self.device) for name in pairs), *chats]
+
+    def _chat(self, language: str, into: str, host: str) -> Translator:
+        opened: Translator = TRANSLATORS[_CHAT](f"{language}-{into}", host=host, device=self.device)
+        return opened

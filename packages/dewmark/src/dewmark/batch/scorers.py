@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
     from dewmark.stats.calibration import Calibration
+    from dewmark.translation import BackTranslation
 
 _BATCH_SIZE = 32
 _RESULTS_PER_BATCH = 1 << 18  # texts × keys
@@ -64,7 +66,7 @@ class DetectorSpec:
     - ``tokens`` adds every token's score to the rows, ``coverage`` says where in a marked text the mark is.
     - ``passages`` also searches texts that are not marked as a whole, and the verdict pays for it.
     - ``attempts`` counts the versions of each text that are tried.
-    - ``translate_back`` also scores foreign texts after they were translated into English, and counts both.
+    - ``translate_back`` also scores translations of the texts, and counts all of them.
     - ``reader``: a host's name or path, ``host``, ``none``, or None for that of the exported detector.
     - ``roots`` are certificates under which signers of manifests are trusted.
     """
@@ -81,7 +83,7 @@ class DetectorSpec:
     passages: bool = False
     coverage: bool = False
     attempts: int = 1
-    translate_back: bool = False
+    translate_back: BackTranslation | None = None
     reader: str | None = None
     roots: Path | None = None
 
@@ -99,7 +101,7 @@ class DetectorSpec:
             )
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
-        elif self.translate_back:
+        elif self.translate_back is not None:
             raise ConfigError("a calibration holds for texts as they are: leave out translating back")
 
     @property
@@ -217,10 +219,8 @@ class Scorer:
             "config_hash": ", ".join(group.bound.config_hash for group in groups),
             "keys": fingerprints,
         }
-        if spec.translate_back:
-            from dewmark.translation import back_languages
-
-            self.identity["translate_back"] = back_languages()
+        if spec.translate_back is not None:
+            self.identity["translate_back"] = spec.translate_back.identity()
         # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
         many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
         self.batch_size = max(_BATCH_SIZE, many)
@@ -230,15 +230,17 @@ class Scorer:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
         warn_other_scheme(batch, *(group.bound.scheme.name for group in self._groups))
         versions = [[each] for each in self._detect(batch)]
-        if self._spec.translate_back:
-            from dewmark.translation import translate_back
-
-            english = translate_back([row.text for row in batch], progress=self._progress)
-            places = [i for i, text in enumerate(english) if text is not None]
+        if self._spec.translate_back is not None:
+            made = self._spec.translate_back.versions([row.text for row in batch], progress=self._progress)
             # the prompt of a translation is in another language: its context would not fit
-            again = [dataclasses.replace(batch[i], text=english[i] or "", prompt=None) for i in places]
-            for i, found in zip(places, self._detect(again), strict=True):
-                versions[i].append(found)
+            again = [
+                dataclasses.replace(row, text=text, prompt=None)
+                for row, texts in zip(batch, made, strict=True)
+                for text in texts
+            ]
+            scored = iter(self._detect(again))
+            for i, texts in enumerate(made):
+                versions[i] += itertools.islice(scored, len(texts))
         return [self._scored(row, found) for row, found in zip(batch, versions, strict=True)]
 
     def _detect(self, batch: Sequence[Document]) -> list[Version]:
@@ -315,7 +317,7 @@ class Scorer:
                 if not each.verdict.conclusive
             ]
             result["not_tested"] = [*self.not_tested, *without]
-        if spec.translate_back:
+        if spec.translate_back is not None:
             result |= {
                 "versions": found.looks.attempts // spec.attempts,
                 "translated_back": found.version > 0,

@@ -13,7 +13,7 @@ import io
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
     from dewmark.streams import Stream
+    from dewmark.translation import BackTranslation
 
 _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 _EVERY = 10  # words between two lines of --follow
@@ -62,9 +63,20 @@ def detect(
         bool,
         options.of_test(
             "--translate-back",
-            help="Also score French and Portuguese texts in English; p-values pay for both.",
+            help="Also score texts translated into English, from French and Portuguese or by --translator; "
+            "p-values pay for all versions.",
         ),
     ] = False,
+    translator: Annotated[
+        list[str] | None,
+        options.of_test(metavar="HOST", help="A chat model that translates any language back; repeatable."),
+    ] = None,
+    written_in: Annotated[
+        str,
+        options.of_test(
+            "--written-in", metavar="CODES", help="Languages to translate back into, such as en,de."
+        ),
+    ] = "en",
     attempts: options.Attempts = 1,
     calibration: Annotated[
         Path | None,
@@ -119,10 +131,12 @@ def detect(
         passages=passages,
         coverage=bool(texts),
         attempts=attempts,
-        translate_back=translate_back,
+        translate_back=_translation(written_in, translator or ()) if translate_back else None,
         reader=reader,
         roots=roots,
     )
+    if not translate_back and (translator or written_in != "en"):
+        raise ConfigError("--translator and --written-in say how to translate: add --translate-back")
     if follow:
         used: dict[str, object] = {
             "TEXTFILE": [each for each in texts or () if each != "-"],
@@ -233,6 +247,12 @@ class _Verdicts:
             note="" if q is None or self.count == 1 else f", q = {q:.2g}",
             text=self._tokens or (self.on_terminal and self._total == 1),
         )
+
+
+def _translation(codes: str, hosts: Sequence[str]) -> BackTranslation:
+    from dewmark.translation import BackTranslation
+
+    return BackTranslation(tuple(code.strip() for code in codes.split(",")), tuple(hosts))
 
 
 def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True) -> None:

@@ -17,14 +17,20 @@ OnProgress = Callable[[int, int], None]
 Span = tuple[int, int]
 
 _LINE = re.compile(r"[^\n\r\x0b\x0c\x85\u2028\u2029]+")
+_BREAK = re.compile(r"\s*\n\s*")
+_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 _PAUSE = re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])")
 _SPACE = re.compile(r"\s+")
 
 
 class SentenceTranslator(ABC):
-    """A translator of one direction, which sees distinct sentences of at most ``longest`` pieces."""
+    """A translator of one direction, which sees distinct sentences of at most ``longest`` pieces.
+
+    With ``whole_texts`` it sees texts instead, and parts of long ones.
+    """
 
     longest: int
+    whole_texts = False
 
     @abstractmethod
     def pieces(self, sentence: str) -> list[int]:
@@ -46,6 +52,11 @@ class SentenceTranslator(ABC):
 
     def _spans(self, text: str) -> Iterator[Span]:
         """The spans of a text's sentences; long sentences are split."""
+        if self.whole_texts:
+            if written := text.strip():
+                start = text.index(written)
+                yield from self._split(text, start, start + len(written))
+            return
         for line in _LINE.finditer(text):
             for sentence in sentences(line.group()):
                 yield from self._split(text, line.start() + sentence.start, line.start() + sentence.end)
@@ -55,7 +66,9 @@ class SentenceTranslator(ABC):
         if len(sentence) <= self.longest or len(self.pieces(sentence)) <= self.longest:
             yield start, end
             return
-        left, right = _halves(sentence)
+        left, right = _halves(
+            sentence, (_BREAK, _END, _PAUSE, _SPACE) if self.whole_texts else (_PAUSE, _SPACE)
+        )
         yield from self._split(text, start, start + left)
         yield from self._split(text, start + right, end)
 
@@ -84,10 +97,10 @@ def _replace(text: str, spans: Sequence[Span], made: dict[str, str]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _halves(sentence: str) -> Span:
+def _halves(sentence: str, patterns: Sequence[re.Pattern[str]]) -> Span:
     """Where the first half ends and the second begins: at the pause or else space nearest the middle."""
     size = len(sentence)
-    for pattern in (_PAUSE, _SPACE):
+    for pattern in patterns:
         places = [m.span() for m in pattern.finditer(sentence) if size // 4 < m.start() <= size - size // 4]
         if places:
             return min(places, key=lambda place: abs(place[0] - size // 2))
