@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say, write
 from dewmark.errors import ConfigError, InputError
+from dewmark.storage import append_jsonl, atomic_write
 
 if TYPE_CHECKING:
     from dewmark import Watermark
@@ -79,6 +81,10 @@ def rewrite(
         int | None, typer.Option(min=0, show_default="random", help="paraphrase: seed of the drafts.")
     ] = None,
     device: options.Device = "auto",
+    policy_log: Annotated[
+        Path | None,
+        typer.Option(metavar="LOG.jsonl", help="Append who marked what: key, member, words; never the text."),
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -122,10 +128,10 @@ def rewrite(
         asks = _reviewer(document.text, progress) if review else None
         made = Rewriter(mark, chosen, progress=progress).rewrite(document, review=asks)
     if out is not None:
-        from dewmark.storage import atomic_write
-
         with atomic_write(out) as stream:
             stream.write(made.data)
+    if policy_log is not None:
+        append_jsonl(policy_log, [_log_row(file, mark, made, chosen.payload)], private=True)
     if json_:
         emit({"id": file, "out": out and str(out), **made.to_dict()})
     elif diff:
@@ -135,6 +141,23 @@ def rewrite(
     say(f"{_summary(made)}, {time.perf_counter() - started:.1f} s", quiet=quiet)
     if target_p is not None and not made.reached:
         raise typer.Exit(1)
+
+
+def _log_row(file: str, mark: Watermark | Detector, made: Rewritten, payload: int | None) -> dict[str, Any]:
+    """What the service logs of a text that it writes, for one that existed."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "request": file,
+        "key_fingerprint": mark.scheme.fingerprint,
+        "scheme": mark.scheme.scheme.name,
+        "member": made.member,
+        "payload": payload,
+        "marked": bool(made.steps),
+        "engine": made.engine,
+        "words": made.words,
+        "changed": made.changed,
+        "characters": len(made.text),
+    }
 
 
 def _summary(made: Rewritten) -> str:

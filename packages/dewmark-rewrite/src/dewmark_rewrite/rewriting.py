@@ -110,7 +110,8 @@ class Options:
 class Rewritten:
     """A rewritten text, its changes in the order of their choice, and the detector before and after.
 
-    ``words`` are those of the original, ``changed`` how many of them are different now.
+    ``words`` are those of the original, ``changed`` how many of them are different now. ``member`` of the key's
+    ring marked it.
     """
 
     text: str
@@ -121,6 +122,7 @@ class Rewritten:
     after: Detection
     target_p: float
     engine: str
+    member: int | None = None
     data: bytes = field(default=b"", repr=False)
 
     @property
@@ -146,6 +148,7 @@ class Rewritten:
             "engine": self.engine,
             "target_p": self.target_p,
             "reached": self.reached,
+            "member": self.member,
             "words": self.words,
             "changed": self.changed,
             "changes": changes,
@@ -201,6 +204,7 @@ class Rewriter:
             after=self.mark.detect(made),
             target_p=options.target_p,
             engine=options.engine,
+            member=self._member,
             data=document.with_changes(changes),
         )
 

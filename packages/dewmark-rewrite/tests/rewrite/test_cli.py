@@ -46,6 +46,22 @@ def test_json_has_the_documented_fields_and_no_key(files, capfd):
     assert row["changed"] <= 0.1 * row["words"]
 
 
+def test_the_policy_log_names_key_and_member_but_neither_text_nor_secret(files, capfd):
+    Key(bytes(range(32)), members=16).save(files / "r.key")
+    for _ in range(2):
+        main(["rewrite", "--key", f"{files}/r.key", f"{files}/a.txt", "--policy-log", f"{files}/l", *PLAIN])
+    lines = (files / "l").read_text(encoding="utf-8").splitlines()
+    row = json.loads(lines[0])
+    assert len(lines) == 2
+    assert (files / "l").stat().st_mode & 0o777 == 0o600
+    assert row["key_fingerprint"] == Key.load(files / "r.key").fingerprint
+    assert row["member"] in range(16)
+    assert row["marked"] is True
+    assert row["characters"] == len(capfd.readouterr().out) // 2
+    assert "text" not in row
+    assert bytes(range(32)).hex() not in lines[0]
+
+
 def test_a_diff_shows_every_change(files, capfd):
     assert run(files, files / "a.txt", "--diff", "--budget", "5%", *PLAIN) == 0
     printed = capfd.readouterr().out

@@ -122,6 +122,7 @@ def test_html(detect, tmp_path):
         (b"plain\x00binary", "NUL at byte 5"),
         (b"caf\xe9 au lait", "0xe9 at byte 3"),
         ("text".encode("utf-16"), "UTF-16"),
+        (b"PK\x03\x04\x00", "save its text as a .txt file"),
     ],
 )
 def test_files_that_are_not_text_are_rejected(detect, tmp_path, data, said):

@@ -189,6 +189,8 @@ def _decode(data: bytes, file: str) -> str:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{name} is UTF-16: convert it first, e.g. iconv -f UTF-16 -t UTF-8 {name}")
     data = data.removeprefix(codecs.BOM_UTF8)
+    if data.startswith(b"PK\x03\x04"):
+        raise InputError(f"{name} is an archive, such as a Word document: save its text as a .txt file")
     if (nul := data.find(b"\x00")) >= 0:
         raise InputError(f"{name} is not text: NUL at byte {nul}; give plain UTF-8 text")
     try:
