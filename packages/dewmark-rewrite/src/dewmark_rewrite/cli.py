@@ -17,6 +17,7 @@ from dewmark.storage import append_jsonl, atomic_write
 
 if TYPE_CHECKING:
     from dewmark import Watermark
+    from dewmark.scheme import BoundScheme
     from dewmark_rewrite.paraphrase import ChatEndpoint
     from dewmark_rewrite.rewriting import Review, Rewritten
     from dewmark_rewrite.thesaurus import Candidate
@@ -131,7 +132,7 @@ def rewrite(
         with atomic_write(out) as stream:
             stream.write(made.data)
     if policy_log is not None:
-        append_jsonl(policy_log, [_log_row(file, mark, made, chosen.payload)], private=True)
+        append_jsonl(policy_log, [_log_row(file, mark.scheme, made, chosen.payload)], private=True)
     if json_:
         emit({"id": file, "out": out and str(out), **made.to_dict()})
     elif diff:
@@ -143,13 +144,13 @@ def rewrite(
         raise typer.Exit(1)
 
 
-def _log_row(file: str, mark: Watermark | Detector, made: Rewritten, payload: int | None) -> dict[str, Any]:
+def _log_row(file: str, scheme: BoundScheme, made: Rewritten, payload: int | None) -> dict[str, Any]:
     """What the service logs of a text that it writes, for one that existed."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "request": file,
-        "key_fingerprint": mark.scheme.fingerprint,
-        "scheme": mark.scheme.scheme.name,
+        "key_fingerprint": scheme.fingerprint,
+        "scheme": scheme.scheme.name,
         "member": made.member,
         "payload": payload,
         "marked": bool(made.steps),
