@@ -96,8 +96,9 @@ wheels: ## build the four wheels, check them, and try the first in a fresh envir
 	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt dist/dewmark-*.whl
 	.venv-wheels/bin/dewmark --version && .venv-wheels/bin/dewmark demo --help > /dev/null && ls -l dist
 
-test-sglang: .venv-sglang/.ready ## marks inside SGLang: its own requests and the function that calls processors (no server)
+test-sglang: .venv-sglang/.ready ## marks inside SGLang: its classes, and its server on a CPU under concurrent requests
 	.venv-sglang/bin/python -m pytest -q packages/dewmark/tests/hosts/test_sglang.py
+	.venv-sglang/bin/python -m pytest -q -m sglang packages/dewmark/tests/hosts/test_sglang_real.py
 
 test-engines: ## every engine that this machine runs, and the versions that ran
 	$(MAKE) test-vllm test-vllm-next test-sglang test-llamacpp
@@ -226,19 +227,20 @@ VLLM_NEXT ?= vllm==0.33.0
 	cd .venv-vllm/next && unzip -q vllm-*.whl -x '*.so' && rm vllm-*.whl && patch -s -p1 < ../../docs/vllm-registry.patch
 	@touch $@
 
-# SGLang without its kernels for GPUs: what its scheduler's classes import, and nothing that needs CUDA.
+# SGLang without its kernels for GPUs: what its server imports, and nothing that needs CUDA.
 SGLANG ?= sglang==0.5.23
-SGLANG_IMPORTS := aiohttp apache-tvm-ffi compressed-tensors dill einops fastapi ipython msgspec openai orjson \
-	partial-json-parser pillow prometheus-client psutil pybase64 pydantic python-multipart pyzmq requests sentencepiece \
-	setproctitle triton uvicorn uvloop xxhash
+SGLANG_IMPORTS := aiohttp apache-tvm-ffi compressed-tensors dill distro einops fastapi interegular ipython jsonschema \
+	msgspec openai openai-harmony orjson partial-json-parser pillow prometheus-client psutil pybase64 pydantic \
+	python-multipart pyzmq requests sentencepiece setproctitle soundfile tiktoken triton uvicorn uvloop watchfiles xxhash \
+	zstandard
 
 .venv-sglang/.ready: $(PROJECTS) constraints.txt
-	@echo "Installing the library and SGLang's classes (some minutes, once) ..."
+	@echo "Installing the library and SGLang (some minutes, once) ..."
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) || \
 		.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
 		-e 'packages/dewmark[host]' hypothesis pytest
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(SGLANG_IMPORTS)
-	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps $(SGLANG)
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps xgrammar==0.2.7 $(SGLANG)
 	@touch $@

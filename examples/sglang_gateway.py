@@ -60,7 +60,12 @@ def _checked(params: dict[str, Any]) -> dict[str, Any]:
     if temperature is not None and not isinstance(temperature, (int, float)):
         raise ConfigError("temperature must be a number")
     greedy = params.get("top_k") == 1 or temperature == 0
-    config_from_environment(CONFIG).mark_request(said, temperature=0.0 if greedy else 1.0)
+    mark = config_from_environment(CONFIG).mark_request(said, temperature=0.0 if greedy else 1.0)
+    seeded = params.get("seed", params.get("sampling_seed")) is not None
+    if mark is not None and seeded and (params.get("n") or 1) != 1:
+        raise ConfigError(
+            "SGLang gives all n samples one seed, so they would be one text: leave out n or the seed"
+        )
     return {**params, "custom_params": said}  # without it SGLang does not name the request
 
 
@@ -179,6 +184,7 @@ def main() -> None:
     config_from_environment(Gateway.variable)
     address = urlsplit(options.upstream)
     Gateway.upstream = (address.hostname or "127.0.0.1", address.port or 80)
+    ThreadingHTTPServer.request_queue_size = 1024  # of 5, some of 32 clients at once are turned away
     ThreadingHTTPServer(("127.0.0.1", options.port), Gateway).serve_forever()
 
 

@@ -15,10 +15,10 @@ import weakref
 from array import array
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
+from tests.hosts.sglang_on_a_cpu import replace_packages
 
 from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
@@ -52,14 +52,6 @@ def stand_ins(monkeypatch) -> None:
     sys.modules[PROCESSORS].CustomLogitProcessor = type("CustomLogitProcessor", (), {})
 
 
-def real_parts(monkeypatch) -> None:
-    """SGLang's scheduler imports torchvision for images, which no test here has."""
-    importlib.import_module("transformers").AutoProcessor  # noqa: B018 - before the stand-ins
-    for name in ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2"):
-        if f"torchvision{name}" not in sys.modules:
-            monkeypatch.setitem(sys.modules, f"torchvision{name}", MagicMock(__path__=[], __spec__=None))
-
-
 @pytest.fixture
 def configured(host, bag_encoder, tmp_path, monkeypatch):
     """Writes a configuration with a plain key and a ring, and imports the module."""
@@ -68,7 +60,7 @@ def configured(host, bag_encoder, tmp_path, monkeypatch):
     file = tmp_path / "dewmark.toml"
     monkeypatch.setenv("DEWMARK_SGLANG_CONFIG", str(file))
     monkeypatch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
-    (real_parts if REAL else stand_ins)(monkeypatch)
+    replace_packages() if REAL else stand_ins(monkeypatch)
 
     def module(extra: str = "", *, overlap: bool = False):
         text = f'host = "tiny"\ndefault_key = "acme"\n{extra}\n'
@@ -253,6 +245,8 @@ def test_the_gateway_completes_requests(gateway) -> None:
         ("/v1/completions", {"custom_params": {"dewmark_payload": 5}}, "payloads of 0 bits"),
         ("/v1/completions", {"temperature": "hot"}, "temperature must be a number"),
         ("/v1/completions", {"custom_params": 3}, "custom_params must be an object"),
+        ("/v1/completions", {"n": 2, "seed": 5}, "one text"),
+        ("/generate", {"sampling_params": {"n": 2, "sampling_seed": 5}}, "one text"),
         ("/v1/completions", {"custom_logit_processor": "{}"}, "custom_logit_processor"),
     ],
 )
