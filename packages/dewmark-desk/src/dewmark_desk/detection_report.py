@@ -77,11 +77,7 @@ def report_claims(
     known = names_the_key(Verdict(found["verdict"]), keys)
     return {
         **_heading(REPORT, issuer),
-        "text": {
-            "sha256": text_digest(text),
-            "characters": len(text),
-            "name": name,
-        },
+        "text": {"sha256": text_digest(text), "characters": len(text), "name": name},
         "verdict": found["verdict"],
         "p_value": found["p_value"],
         "level": found["fpr"],
@@ -95,10 +91,7 @@ def report_claims(
         else None,
         "origin": _origin(found),
         "coverage": _places(found.get("coverage")),
-        "looks": {
-            **found["looks"],
-            "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
-        },
+        "looks": {**found["looks"], "p_value_of_best_key": found.get("p_value_of_key", found["p_value"])},
         "technique": {
             "scheme": scheme.name,
             "summary": scheme.summary,

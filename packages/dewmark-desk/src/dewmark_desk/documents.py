@@ -363,11 +363,7 @@ def _reflow(lines: list[str]) -> str:
     return text
 
 
-_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {
-    ".pdf": _pdf,
-    ".docx": docx_text,
-    ".odt": odt_text,
-}
+_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {".pdf": _pdf, ".docx": docx_text, ".odt": odt_text}
 SUFFIXES = (".txt", ".md", *_DOCUMENTS)
 
 

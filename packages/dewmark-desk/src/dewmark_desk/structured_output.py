@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from dewmark.decoding import Decoding
     from dewmark.scheme import BoundScheme
+    from dewmark.types import Seeds
 
 __all__ = ["constrained", "grammar_of"]
 
@@ -93,7 +94,7 @@ def _session(
     prompt_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
-    seeds: Sequence[int] | None = None,
+    seeds: Seeds = None,
 ) -> GrammarSession:
     rows = [_matcher()(guide, grammar) for _ in prompt_ids]
     start, drawn = prompt_ids.shape[1], fresh_seeds(len(rows), seeds)

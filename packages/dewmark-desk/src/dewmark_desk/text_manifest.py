@@ -219,11 +219,7 @@ def compared(manifest: Manifest, found: Detection, keys: Collection[str]) -> tup
 
 
 def _created(model: str) -> dict[str, Any]:
-    return {
-        "action": "c2pa.created",
-        "digitalSourceType": _SOURCE,
-        "softwareAgent": {"name": model},
-    }
+    return {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": {"name": model}}
 
 
 def _binding(scheme: str, fingerprint: str) -> dict[str, Any]:

@@ -76,12 +76,7 @@ class Registry(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        built_in: Mapping[str, str],
-        *,
-        group: str | None = None,
-        companion: str | None = None,
+        self, kind: str, built_in: dict[str, str], *, group: str | None = None, companion: str | None = None
     ) -> None:
         self.kind = kind
         self._companion = companion

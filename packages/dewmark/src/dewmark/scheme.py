@@ -35,7 +35,7 @@ from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, TokenScore, TokenScores
+from dewmark.types import Detection, Seeds, TokenScore, TokenScores
 from dewmark.verdict import DEFAULT_FPR, LEAST_P, least_length, verdict_of
 from dewmark.workspace import Expectations, HostInfo, NoReader, Tokenized, Workspace
 
@@ -234,11 +234,7 @@ class BoundScheme(ABC):
 
     @abstractmethod
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking a batch of prompts, (batch, length), padded on the left.
 
@@ -252,7 +248,7 @@ class BoundScheme(ABC):
         prompt_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
-        seeds: Sequence[int] | None = None,
+        seeds: Seeds = None,
         decoding: Decoding = Decoding(),
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """A logits processor for any ``model.generate(logits_processor=[…])``.

@@ -25,10 +25,7 @@ class Row:
         self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> None:
         decoding.check_samples()
-        self.prompt = prompt
-        self.written = written
-        self.seed = seed
-        self.decoding = decoding
+        self.prompt, self.written, self.seed, self.decoding = prompt, written, seed, decoding
 
 
 class Rows(ABC):

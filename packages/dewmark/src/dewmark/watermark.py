@@ -20,7 +20,7 @@ from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader,
 from dewmark.policy import Policy, policed
 from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
-from dewmark.types import Generation
+from dewmark.types import Generation, Seeds
 from dewmark.workspace import HostInfo, Progress
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Watermark(DetectsMarks):
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Conversation] | None = None,
-        seeds: Sequence[int] | None = None,
+        seeds: Seeds = None,
         member: int | None = None,
         payload: int | None = None,
         decoding: Decoding | None = None,

@@ -110,9 +110,7 @@ class _NoTokenizer:
     """The tokenizer of `no_host`: every use is an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError(
-            "no host is given, which is enough only for detection: name a host to generate with"
-        )
+        raise ConfigError("no host is given, which is enough for detection: name one to generate with")
 
 
 def no_host() -> HostInfo:

@@ -135,13 +135,7 @@ def comply(
         given = read_given(watermark.scheme, **files, public_page=public_page)
         judging = None if judge is None else load_host(judge, device=device, dtype=dtype, progress=progress)
         measured = measure(
-            watermark,
-            plan,
-            out,
-            chat=chat,
-            negatives=unmarked,
-            judge=judging,
-            progress=progress,
+            watermark, plan, out, chat=chat, negatives=unmarked, judge=judging, progress=progress
         )
     bound = watermark.scheme
     access = signpost(

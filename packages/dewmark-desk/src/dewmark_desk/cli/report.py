@@ -131,8 +131,7 @@ def sign(
 @app.command("verify")
 def verify_(
     document: Annotated[
-        Path,
-        typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier."),
+        Path, typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier.")
     ],
     signer: Annotated[
         list[Path],

@@ -132,10 +132,7 @@ async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
 
 
 @router.get(
-    "/jobs/{job}/results",
-    response_model=ResultList,
-    summary="The results of a batch, page by page",
-    **_FOUND,
+    "/jobs/{job}/results", response_model=ResultList, summary="The results of a batch, page by page", **_FOUND
 )
 async def results(
     job: JobId,

@@ -38,8 +38,7 @@ def evaluate(
     scores: Annotated[
         Path | None,
         typer.Option(
-            metavar="SCORES.jsonl",
-            help="Use the scores of a dewmark reproduce run instead of these files.",
+            metavar="SCORES.jsonl", help="Use the scores of a dewmark reproduce run instead of these files."
         ),
     ] = None,
     field: Annotated[
@@ -66,8 +65,7 @@ def evaluate(
     reader: options.Reader = None,
     test: options.Test = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
+        Path | None, typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures.")
     ] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
@@ -94,14 +92,7 @@ def evaluate(
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
             )
-            rows = score_files(
-                bound,
-                files,
-                seeds=seeds,
-                test=test,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
     else:
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)

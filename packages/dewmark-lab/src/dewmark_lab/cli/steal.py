@@ -31,8 +31,7 @@ def steal(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     method: Annotated[
-        str,
-        typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW)."),
+        str, typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW).")
     ] = "counts",
     mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[

@@ -84,12 +84,7 @@ def train_reader(
             for each in (None, *answers):  # None: continuations
                 share = number // (2 * len(answers) if each else 2 if answers else 1)
                 source = HostTexts(
-                    info,
-                    _always(host),
-                    cache=cache_dir(),
-                    seed=seed,
-                    progress=progress,
-                    requests=each,
+                    info, _always(host), cache=cache_dir(), seed=seed, progress=progress, requests=each
                 )
                 data += examples(source.take(share, least=share), reader, words, progress=progress)
             data += examples(own, reader, words, progress=progress)

@@ -103,11 +103,7 @@ def judge_estimate(
 
 
 def judge_pairs(
-    judge: ChatModel,
-    pairs: Sequence[Pair],
-    *,
-    scheme: str,
-    progress: Progress | None = None,
+    judge: ChatModel, pairs: Sequence[Pair], *, scheme: str, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
     """Ask both questions about every pair; returns a row for each.
 

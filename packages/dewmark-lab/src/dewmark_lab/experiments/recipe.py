@@ -298,9 +298,7 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
             rows = [_catalogue_entry(label, overrides, host) for label in _labels(schemes)]
         attacks = tuple(
             AttackEntry(
-                label,
-                attack["attack"],
-                {name: value for name, value in attack.items() if name != "attack"},
+                label, attack["attack"], {name: value for name, value in attack.items() if name != "attack"}
             )
             for label, attack in raw.pop("attacks", {}).items()
         )

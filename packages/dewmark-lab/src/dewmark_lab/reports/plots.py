@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F64
-from dewmark_lab.evaluation.results import (
-    CLEAN,
-    HUMAN,
-    MARKED,
-    UNMARKED,
-    Evaluation,
-    ResultCell,
-    ScoreRow,
-)
+from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, Evaluation, ResultCell, ScoreRow
 from dewmark_lab.reports.run_results import (
     QualityFigures,
     attack_label,

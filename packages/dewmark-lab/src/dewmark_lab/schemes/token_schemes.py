@@ -31,6 +31,7 @@ from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
+from dewmark.types import Seeds
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
@@ -105,7 +106,7 @@ class PromptBatch:
     width: int
     ids: torch.Tensor
     attention_mask: torch.Tensor | None
-    seeds: Sequence[int] | None
+    seeds: Seeds
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -169,11 +170,7 @@ class TokenBound(BoundScheme):
         return VocabularyHash(self.pair_hash)
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         return self.start_session(PromptBatch(self.host, self.width, prompt_ids, attention_mask, seeds))
 

@@ -91,12 +91,7 @@ class TorchLearner(ABC):
 
 
 def run_steps(
-    learner: TorchLearner,
-    job: TrainingJob,
-    *,
-    steps: int,
-    name: str = "steps",
-    description: str = "training",
+    learner: TorchLearner, job: TrainingJob, *, steps: int, name: str = "steps", description: str = "training"
 ) -> float:
     """Take the remaining steps; returns the smoothed loss.
 

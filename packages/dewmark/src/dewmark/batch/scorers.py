@@ -96,9 +96,7 @@ class DetectorSpec:
             if self.test == _EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
         elif self.test not in (None, _EMPIRICAL):
-            raise ConfigError(
-                f"a calibration is for the empirical test, not {self.test}: leave out one of them"
-            )
+            raise ConfigError(f"a calibration is for the empirical test, not {self.test}: leave out one")
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
         elif self.translate_back is not None:
@@ -140,9 +138,8 @@ class DetectorSpec:
     def _open_groups(self, progress: Progress) -> tuple[list[_Group], list[dict[str, str]]]:
         """Keys that make marks of one kind, together; and the keys of kinds that cannot be tested here."""
         own = Kind(self.scheme, self.host, dict(self.settings))
-        named = {
-            str(file): kind for path in self.keys if path.is_dir() for file, kind in read_kinds(path).items()
-        }
+        folders = filter(Path.is_dir, self.keys)
+        named = {str(file): kind for path in folders for file, kind in read_kinds(path).items()}
         keys = load_keys(self.keys) if self.many_keys else {}
         kinds: list[tuple[Kind, dict[str, Key]]] = [] if keys else [(own, {})]
         for name, key in keys.items():
@@ -292,14 +289,8 @@ class Scorer:
 
     def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
-        found = judge(
-            versions,
-            self._bound_of,
-            fpr=spec.fpr,
-            attempts=spec.attempts,
-            passages=spec.passages,
-            explain=spec.coverage,
-        )
+        looked = {"passages": spec.passages, "explain": spec.coverage}
+        found = judge(versions, self._bound_of, fpr=spec.fpr, attempts=spec.attempts, **looked)
         group, key_file = self._places[found.index] if self._places else (self._groups[0], None)
         detection = found.judged
         result: dict[str, Any] = {"id": row.id}

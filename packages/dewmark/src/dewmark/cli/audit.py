@@ -25,9 +25,7 @@ _STYLE = {"trusted": "", "not trusted": "bold red", "cannot tell": "yellow"}
 
 
 def audit(
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXTS", help="More files for --negatives.")
-    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="TEXTS", help="More for --negatives.")] = None,
     negatives: Annotated[
         list[str] | None,
         typer.Option(

@@ -73,9 +73,7 @@ def detect(
     ] = None,
     written_in: Annotated[
         str,
-        options.of_test(
-            "--written-in", metavar="CODES", help="Languages to translate back into, such as en,de."
-        ),
+        options.of_test("--written-in", metavar="CODES", help="Languages to translate into, such as en,de."),
     ] = "en",
     attempts: options.Attempts = 1,
     calibration: Annotated[
@@ -93,9 +91,7 @@ def detect(
     quiet: options.Quiet = False,
     out: Annotated[
         Path | None,
-        _many_option(
-            metavar="FILE", help="Write results to a .parquet or .jsonl file; a stopped run is resumed."
-        ),
+        _many_option(metavar="FILE", help="Write a .parquet or .jsonl file; a stopped run is resumed."),
     ] = None,
     engine: Annotated[
         str,
@@ -103,13 +99,9 @@ def detect(
     ] = "local",
     workers: Annotated[
         int | None,
-        _many_option(
-            min=1, show_default="1, with ray all CPUs", help="With --out: number of worker processes."
-        ),
+        _many_option(min=1, show_default="1, with ray all CPUs", help="With --out: number of processes."),
     ] = None,
-    block_size: Annotated[
-        int, _many_option(min=1, help="With --out: texts that a worker stores together.")
-    ] = 1024,
+    block_size: Annotated[int, _many_option(min=1, help="With --out: texts stored together.")] = 1024,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
     from dewmark.batch.inputs import batched, read_files

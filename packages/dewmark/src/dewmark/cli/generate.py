@@ -41,9 +41,7 @@ def generate(
     scheme: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            show_default="dew",
-            help="Scheme (see dewmark schemes), or none for unmarked text.",
+            metavar="NAME", show_default="dew", help="Scheme (see dewmark schemes), or none for no mark."
         ),
     ] = None,
     settings: options.Settings = None,
@@ -120,24 +118,17 @@ def generate(
     secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
     if prompts is not None:
         asked = read_prompts(prompts, chat=chat)
-        _check_out(prompts, out)
+        if out is not None and out.exists() and out.samefile(prompts):
+            raise ConfigError(f"the output is the prompts file {prompts} itself: choose another name")
     elif prompt is not None:
         check_prompt(prompt, "--prompt")
-    started = time.perf_counter()
+    started, placed = time.perf_counter(), {"device": device, "dtype": dtype}
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
-            writer = TextWriter.unmarked(
-                host, device=device, dtype=dtype, provider=provider, progress=progress
-            )
+            writer = TextWriter.unmarked(host, provider=provider, progress=progress, **placed)
         else:
             watermark = options.load_watermark(
-                secret,
-                host=host,
-                scheme=scheme,
-                settings=settings,
-                progress=progress,
-                device=device,
-                dtype=dtype,
+                secret, host=host, scheme=scheme, settings=settings, progress=progress, **placed
             )
             watermark.policy, watermark.provider = left_out, provider
             writer = TextWriter.marked(watermark, member=member, payload=message)
@@ -147,7 +138,7 @@ def generate(
         decoding = writer.decoding(stated, chat=asked[0].messages is not None)
         check_decoding(decoding, writer.scheme)  # before the model is loaded
         if out is None:
-            said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
+            said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json=json_)
         else:
             made = generate_file(
                 asked, out, writer, decoding=decoding, seed=seed, batch_size=batch_size, progress=progress
@@ -171,19 +162,8 @@ def _answers(writer: TextWriter) -> bool:
         return False
 
 
-def _check_out(prompts: Path, out: Path | None) -> None:
-    if out is not None and out.exists() and out.samefile(prompts):
-        raise ConfigError(f"the output is the prompts file {prompts} itself: choose another name")
-
-
 def _complete(
-    writer: TextWriter,
-    asked: Prompt,
-    decoding: Decoding,
-    *,
-    seed: int | None,
-    progress: Progress,
-    json_: bool,
+    writer: TextWriter, asked: Prompt, decoding: Decoding, *, seed: int | None, progress: Progress, json: bool
 ) -> str:
     """Print the completion of one prompt, on a terminal as it is written; returns a line about it."""
     from dewmark.batch.generating import completion_row
@@ -193,7 +173,7 @@ def _complete(
     seed = secrets.randbits(31) if seed is None else seed
     prompt = writer.prompt(asked)
     console = results()
-    if console.is_terminal and not json_:
+    if console.is_terminal and not json:
         progress.clear()
         console.print(printable(asked.text), style="dim", end="" if asked.messages is None else "\n\n")
         for piece in writer.stream(prompt, seed=seed, decoding=decoding):
@@ -203,7 +183,7 @@ def _complete(
         return f"scheme {name}, seed {seed}"
     made = writer.write([prompt], seeds=[seed], decoding=decoding)[0]
     progress.clear()
-    if json_:
+    if json:
         emit(completion_row(asked, made))
     else:
         write(made.text + "\n")  # only the completion, so that it can be piped into a detector

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 _NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
 _BELOW = tl.constexpr(-2147483648)  # below every number
@@ -92,7 +93,7 @@ def _exponential(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: constexpr, TILE: constexpr):  # type: ignore[no-untyped-def]
     """Maxima of blocks of logits (batch, vocab), and of groups of blocks, (batch, groups * (BLOCK + 1))."""
     row, tile = tl.program_id(0), tl.program_id(1)
     blocks = tile * TILE * BLOCK + tl.arange(0, TILE * BLOCK)
@@ -122,8 +123,8 @@ def _follow(  # type: ignore[no-untyped-def]
     growth,
     terms,
     first,
-    SPELLINGS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    SPELLINGS: constexpr,
+    LEVELS: constexpr,
 ):
     """The state after each of some tokens, and whether it ends the open word (`WordTables.follow`).
 
@@ -178,11 +179,11 @@ def push(  # type: ignore[no-untyped-def]
     first_spelling,
     vocab,
     width,
-    K: tl.constexpr,
-    K_ROOM: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    SPELLINGS: tl.constexpr,
+    K: constexpr,
+    K_ROOM: constexpr,
+    WINDOWS: constexpr,
+    LEVELS: constexpr,
+    SPELLINGS: constexpr,
 ):
     """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -258,16 +259,7 @@ def push(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mass(  # type: ignore[no-untyped-def]
-    at,
-    vocab,
-    floor,
-    above,
-    top,
-    heat,
-    min_p,
-    COUNTED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    at, vocab, floor, above, top, heat, min_p, COUNT: constexpr, CHUNKS: constexpr, CHUNK: constexpr
 ):
     """Sum of the shares (or number) of the tokens at or above ``floor`` that lie above ``above``."""
     total = 0.0
@@ -277,7 +269,7 @@ def _mass(  # type: ignore[no-untyped-def]
         order = _ordered(values)
         shares = tl.exp(values / heat - top)
         kept = (order > above) & (order >= floor) & (shares >= min_p)
-        if COUNTED:
+        if COUNT:
             total += tl.sum(kept.to(tl.float32), axis=0)
         else:
             total += tl.sum(tl.where(kept, shares, 0.0), axis=0)
@@ -286,24 +278,14 @@ def _mass(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _lowest(  # type: ignore[no-untyped-def]
-    at,
-    vocab,
-    floor,
-    limit,
-    start,
-    top,
-    heat,
-    min_p,
-    COUNTED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    at, vocab, floor, limit, start, top, heat, min_p, COUNT: constexpr, CHUNKS: constexpr, CHUNK: constexpr
 ):
     """The smallest number above which less than ``limit`` lies; above ``start`` there is less."""
     low = tl.full((), _BELOW, tl.int64)
     high = start.to(tl.int64)
     while high - low > 1:
         middle = (low + high) >> 1
-        if _mass(at, vocab, floor, middle.to(tl.int32), top, heat, min_p, COUNTED, CHUNKS, CHUNK) < limit:
+        if _mass(at, vocab, floor, middle.to(tl.int32), top, heat, min_p, COUNT, CHUNKS, CHUNK) < limit:
             high = middle
         else:
             low = middle
@@ -348,12 +330,12 @@ def select(  # type: ignore[no-untyped-def]
     room,
     m,
     vocab,
-    BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-    KEPT: tl.constexpr,
-    FILTERED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK: constexpr,
+    ROOM: constexpr,
+    KEPT: constexpr,
+    FILTERED: constexpr,
+    CHUNKS: constexpr,
+    CHUNK: constexpr,
 ):
     """Ids and warped logits of the m likeliest tokens (batch, m), and what else a row's race needs.
 
@@ -483,16 +465,16 @@ def align(  # type: ignore[no-untyped-def]
     tail,
     strength,
     gamma,
-    KEPT: tl.constexpr,
-    K: tl.constexpr,
-    K_ROOM: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    SPELLINGS: tl.constexpr,
-    D_T: tl.constexpr,
-    D_C: tl.constexpr,
-    C_ROOM: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    KEPT: constexpr,
+    K: constexpr,
+    K_ROOM: constexpr,
+    WINDOWS: constexpr,
+    LEVELS: constexpr,
+    SPELLINGS: constexpr,
+    D_T: constexpr,
+    D_C: constexpr,
+    C_ROOM: constexpr,
+    COLUMNS: constexpr,
 ):
     """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); biases ``values``.
 
@@ -580,7 +562,7 @@ def align(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _covariance(units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _covariance(units, left, right, contexts, D_T: constexpr, COLUMNS: constexpr):  # type: ignore[no-untyped-def]
     """(t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
     gram = tl.zeros(contexts.shape, tl.float32)
     for start in range(0, D_T, COLUMNS):
@@ -624,21 +606,21 @@ def innovate(  # type: ignore[no-untyped-def]
     tail,
     scale,
     least,
-    N: tl.constexpr,
-    KEPT: tl.constexpr,
-    D_T: tl.constexpr,
-    D_C: tl.constexpr,
-    C_ROOM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    STEPS: tl.constexpr,
-    USED: tl.constexpr,
+    N: constexpr,
+    KEPT: constexpr,
+    D_T: constexpr,
+    D_C: constexpr,
+    C_ROOM: constexpr,
+    COLUMNS: constexpr,
+    ROUNDS: constexpr,
+    STEPS: constexpr,
+    USED: constexpr,
 ):
     """The first candidate of each row and its time; keeps the noise of ``USED`` candidates for later steps.
 
     `dewmark.dew.inverse_root` says what ``scale``, ``least`` and ``ROUNDS`` are.
     """
-    PAST: tl.constexpr = STEPS * USED
+    PAST: constexpr = STEPS * USED
     row = tl.program_id(0).to(tl.int64)
     top = tl.load(tops + row).to(tl.float64)
     column = tl.arange(0, C_ROOM)
@@ -750,9 +732,9 @@ def race_others(  # type: ignore[no-untyped-def]
     vocab,
     stride,
     tiles,
-    WARPED: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TILE: tl.constexpr,
+    WARPED: constexpr,
+    BOUNDED: constexpr,
+    TILE: constexpr,
 ):
     """The earliest time of each block of tokens that are no candidates, and its token (batch, tiles).
 
@@ -793,7 +775,7 @@ def race_others(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    times, ids, tops, first, chosen, chosen_out, sound_out, tiles, TILES: tl.constexpr, BOUNDED: tl.constexpr
+    times, ids, tops, first, chosen, chosen_out, sound_out, tiles, TILES: constexpr, BOUNDED: constexpr
 ):
     """Each row's token (batch,), and whether its logits were usable (batch,)."""
     row = tl.program_id(0).to(tl.int64)

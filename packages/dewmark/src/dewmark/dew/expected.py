@@ -54,9 +54,7 @@ def read(
     if isinstance(expectations, ReaderFolder):
         packaged = load_packaged_reader(reader.lexicon, expectations.folder)
         if packaged is None:
-            raise ConfigError(
-                f"the reader {expectations.name} was trained for another lexicon: train it anew"
-            )
+            raise ConfigError(f"the reader {expectations.name} is for another lexicon: train it anew")
     elif expectations is not None:
         if expectations.name == NO_READER.name:
             return reading

@@ -323,11 +323,8 @@ class EpochMatrices:
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
-        return KeyUse(
-            member=index + len(self.W) * int(self._shared[place]),
-            payload=int(self._payloads[place]),
-            epoch=self.name,
-        )
+        member = index + len(self.W) * int(self._shared[place])
+        return KeyUse(member, int(self._payloads[place]), self.name)
 
     def leading_member(self, F: F64, *, payload: int = 0) -> int:
         """The member under which a text's F (d_T, d_C) scores highest, with a payload."""

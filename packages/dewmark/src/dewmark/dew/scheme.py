@@ -14,13 +14,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from dewmark import config
 from dewmark.arrays import F32, Mask
-from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.expected import read
@@ -36,7 +35,7 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, reader
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.words import VERSION
-from dewmark.types import Detection
+from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import NO_READER, HostInfo, Tokenized, Workspace
 
@@ -68,29 +67,19 @@ class DEW(Scheme):
     takes_reader: ClassVar[bool] = True
     language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
-    k: int = 3
+    k: Annotated[int, "at least 1"] = 3
     """Context width: how many words before the scored one."""
-    alpha: float = 0.95
+    alpha: Annotated[float, "in (0, 1]"] = 0.95
     """Share of the sampler's randomness that comes from the key."""
-    m: int = 256
+    m: Annotated[int, "at least 1"] = 256
     """How many of the likeliest tokens are scored."""
-    flatten: float = 2.5
+    flatten: Annotated[float, "at least 1"] = 2.5
     """How many times the root mean square of all directions one direction of the text's evidence may have
     before the key test cuts it."""
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
-    strength: float = STRENGTHS["free"]
+    strength: Annotated[float, "at least 0"] = STRENGTHS["free"]
     """λ, the most that a logit gains beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
-
-    def validate(self) -> None:
-        """Reject values out of range."""
-        check_rules(
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (self.m >= 1, "m", "be at least 1", self.m),
-            (self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
-            (self.strength >= 0.0, "strength", "be exact, free, strong or a number from 0 on", self.strength),
-        )
 
     @property
     def languages(self) -> frozenset[str] | None:
@@ -102,12 +91,11 @@ class DEW(Scheme):
         strength = settings.get("strength")
         if isinstance(strength, str):
             try:
-                settings = settings | {
-                    "strength": STRENGTHS[strength] if strength in STRENGTHS else float(strength)
-                }
+                chosen = STRENGTHS[strength] if strength in STRENGTHS else float(strength)
             except ValueError:
                 said = f"strength must be exact, free, strong or a number from 0 on, got {strength!r}"
                 raise ConfigError(said) from None
+            settings = settings | {"strength": chosen}
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
@@ -275,11 +263,7 @@ class BoundDEW(BoundScheme):
     # Marking
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> WordSession:
         """Start marking a batch of prompts (batch, length)."""
         import torch

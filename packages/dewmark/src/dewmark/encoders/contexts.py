@@ -120,11 +120,8 @@ def token_vectors(
         raw = load_bundle(path).arrays["rows"]
     except (ArtifactError, KeyError):
         raw = _encode_vocabulary(encoder, host, workspace)
-        save_bundle(
-            path,
-            meta={"encoder": encoder.identity, "tokenizer": host.tokenizer.identity},
-            arrays={"rows": raw},
-        )
+        meta = {"encoder": encoder.identity, "tokenizer": host.tokenizer.identity}
+        save_bundle(path, meta=meta, arrays={"rows": raw})
     rows = np.zeros(raw.shape, dtype=np.float16)
     for i in range(0, len(raw), _CHUNK):
         block = np.asarray(raw[i : i + _CHUNK], dtype=np.float32)
@@ -152,10 +149,8 @@ def ordinary_texts() -> list[str]:
 def register_texts() -> list[str]:
     """The package's own English texts, one per kind: registers of the web, and its openings by genre."""
     genres: dict[str, list[str]] = defaultdict(list)
-    for line in (
-        (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
-    ):
-        opening = json.loads(line)
+    file = resources.files("dewmark") / "data" / "openings.jsonl"
+    for opening in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         genres[opening["genre"]].append(opening["prompt"])
     return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
 

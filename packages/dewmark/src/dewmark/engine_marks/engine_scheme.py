@@ -28,6 +28,7 @@ from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
 from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
+from dewmark.types import Seeds
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = ["RepeatedContexts", "support"]
@@ -119,11 +120,7 @@ class EngineBound(BoundScheme):
         """Apply the chosen test to one text's evidence."""
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         start: int | torch.Tensor = prompt_ids.shape[1]
         if self.reads_prompt:

@@ -215,13 +215,7 @@ def learn_boosts(marked: Counts, base: Counts, *, rules: CountRules, vocab_size:
 
 
 def _sorted_boosts(
-    marked: Counts,
-    place: I64,
-    ratio: F64,
-    kept: NDArray[np.bool_],
-    *,
-    rules: CountRules,
-    vocab_size: int,
+    marked: Counts, place: I64, ratio: F64, kept: NDArray[np.bool_], *, rules: CountRules, vocab_size: int
 ) -> StolenBoosts:
     """Clip, break ties and scale within each context, and sort by context."""
     order = np.flatnonzero(kept)[np.argsort(place[kept], kind="stable")]

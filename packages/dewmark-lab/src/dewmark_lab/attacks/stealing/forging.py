@@ -30,6 +30,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.types import Seeds
 from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
 from dewmark_lab.attacks.stealing.counting import StolenBoosts
 from dewmark_lab.attacks.stealing.regression import Victim
@@ -93,11 +94,7 @@ class CountsForger(Forger):
         self._strength = strength
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         return _CountsSession(self._boosts, self._strength)
 
@@ -129,11 +126,7 @@ class DewForger(Forger):
         self._marking, self._strength = victim.under(W), strength
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         alignments = self._marking.follow_alignments(prompt_ids, attention_mask)
         bias = Bias(self._strength, self._gamma, _CANDIDATES)
@@ -163,11 +156,7 @@ class RewritingForger(Forger):
         return Needs()
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start rewriting; each row's seed selects its original."""
         if seeds is None:
@@ -253,11 +242,7 @@ def generate_texts(
         progress(_PROGRESS, start, len(prompts))
         batch = slice(start, start + batch_size)
         made = host.generate(
-            prompts[batch],
-            scheme=scheme,
-            seeds=seeds[batch],
-            batch_size=batch_size,
-            decoding=decoding,
+            prompts[batch], scheme=scheme, seeds=seeds[batch], batch_size=batch_size, decoding=decoding
         )
         ids = [list(each.token_ids) for each in made]
         texts = [each.text for each in made]

@@ -33,7 +33,7 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, check_
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
-from dewmark.types import Detection
+from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import Pool
@@ -147,11 +147,7 @@ class BoundWaterPool(BoundScheme):
         return self._needs
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking prompts (batch, length), each row with its own key; call `finished` at the end."""
         rows = []

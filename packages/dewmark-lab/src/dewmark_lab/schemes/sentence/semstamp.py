@@ -35,7 +35,7 @@ from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
-from dewmark.types import Detection, Verdict
+from dewmark.types import Detection, Seeds, Verdict
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
@@ -181,11 +181,7 @@ class SentenceUnits(BoundScheme):
     """A bound scheme that marks whole sentences, which are the units of its detections."""
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Not available: this scheme chooses between drafts of whole sentences."""
         raise ConfigError(

@@ -15,13 +15,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
-from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.core.whitening import Whitening
 from dewmark.dew.paper.monte_carlo import monte_carlo_test
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 
     from dewmark.dew.paper.marking import Alignments, Bias, TokenAligner
     from dewmark.sampling import Session
+    from dewmark.types import Seeds
 
 __all__ = ["BoundDewPaper"]
 
@@ -82,15 +82,15 @@ class DewPaper(Scheme):
     summary: ClassVar[str] = "the paper's scheme: a bias on tokens that align with the encoded context"
     needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
 
-    lambda_: float = 2.0
+    lambda_: Annotated[float, "positive"] = 2.0
     """Strength λ of the bias: the most that a logit can gain."""
-    gamma: float = 0.5
+    gamma: Annotated[float, "positive"] = 0.5
     """Saturation γ: how fast tanh(γu) reaches its limits."""
-    k: int = 3
+    k: Annotated[int, "at least 1"] = 3
     """Context width: how many tokens before the scored one."""
-    m: int = 32
+    m: Annotated[int, "at least 1"] = 32
     """How many of the likeliest tokens are scored."""
-    n: int | None = None
+    n: Annotated[int | None, "at least 2"] = None
     """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
     projection: Literal["gaussian", "orthogonal"] = "gaussian"
     """The key's matrices: Gaussian R_T and R_C (section 3.1), or the isometric blocks of appendix B."""
@@ -108,14 +108,7 @@ class DewPaper(Scheme):
     """Another model whose input embeddings replace the host's (appendix C.2)."""
 
     def validate(self) -> None:
-        """Reject values out of range, and settings without effect."""
-        check_rules(
-            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
-            (self.gamma > 0.0, "gamma", "be positive", self.gamma),
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (self.m >= 1, "m", "be at least 1", self.m),
-            (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
-        )
+        """Reject settings without effect."""
         if not self.context_semantics and (self.context_encoding != "window" or self.whiten_contexts):
             raise ConfigError(
                 f"context_encoding and whiten_contexts have no effect with mode={self.mode}: leave them out"
@@ -264,11 +257,7 @@ class BoundDewPaper(BoundScheme):
     # Marking
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
         from dewmark.dew.paper.marking import BiasSession

@@ -209,12 +209,8 @@ class NGrams:
 
 def block_repeats(scores: torch.Tensor, ngrams: Sequence[NGrams]) -> None:
     """Set the logits (batch, vocab) of tokens that would repeat an n-gram of their row to -inf, in place."""
-    pairs = [
-        (row, token)
-        for row, text in enumerate(ngrams)
-        for token in text.repeating()
-        if token < scores.shape[-1]
-    ]
+    vocab = scores.shape[-1]
+    pairs = [(row, token) for row, text in enumerate(ngrams) for token in text.repeating() if token < vocab]
     if pairs:
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(dim=1)
         scores[rows, tokens] = _MINUS_INF

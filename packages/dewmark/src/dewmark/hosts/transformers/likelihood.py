@@ -39,7 +39,8 @@ def completion_logits(
         for row, completion in zip(logits, chosen, strict=True):
             own = row[row.shape[0] - len(completion) :]
             if bool(torch.isnan(own).any()):
-                raise not_a_number(model)
+                name = type(model).__name__
+                raise NumericalError(f"{name} gives NaN in {model.dtype}: load the host with dtype='float32'")
             yield own
 
 
@@ -98,13 +99,6 @@ def batches(
         batch.append(i)
     if batch:
         yield batch
-
-
-def not_a_number(model: CausalLM) -> NumericalError:
-    """The error for logits that are NaN."""
-    return NumericalError(
-        f"{type(model).__name__} gives NaN in {model.dtype}: load the host with dtype='float32'"
-    )
 
 
 def device_type(device: torch.device) -> str:
