@@ -51,7 +51,7 @@ def held_out(source: str, number: int, *, beside: int) -> list[Row]:
         return prompt_texts(source, beside + number)[beside:]
     if number > _HELD_OUT:
         raise ConfigError(
-            f"only {_HELD_OUT} openings are held out, got {number} texts: use fewer, or --prompts FILE"
+            f"only {_HELD_OUT} openings are held out, got {number}: use fewer, or --prompts FILE"
         )
     return openings()[-number:]
 

@@ -206,9 +206,7 @@ class BoundScheme(ABC):
     _units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
-        self.scheme = scheme
-        self.host = host
-        self.fingerprint = fingerprint
+        self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
         self.languages = LanguagePolicy(known=scheme.languages, every=scheme.language_free)
 
     @property

@@ -67,9 +67,7 @@ class Watermark(DetectsMarks):
         load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
         info, self._open_host = find_host(host, tokenizer, load=load, progress=progress)
         self._named = info.name if isinstance(host, str | HostInfo) else None
-        self._progress = progress
-        self._reader = reader
-        self.policy = policy
+        self._progress, self._reader, self.policy = progress, reader, policy
         self.provider = provider
         workspace = open_workspace(self._open_host, load=load, progress=progress)
         self.scheme: BoundScheme = chosen_scheme(scheme, settings, [key]).bind(key, info, workspace)

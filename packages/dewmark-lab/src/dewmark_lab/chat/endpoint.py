@@ -68,11 +68,8 @@ class EndpointChat:
         self.base_url = base_url.rstrip("/")
         self._key = key
         self._sampling = {"temperature": temperature, "top_p": top_p}
-        self._send_seed = send_seed
-        self._length_field = length_field
-        self._concurrency = concurrency
-        self._retries = retries
-        self._timeout = timeout
+        self._send_seed, self._length_field = send_seed, length_field
+        self._concurrency, self._retries, self._timeout = concurrency, retries, timeout
         self._first_pause = first_pause
         self._hold = Hold()
 
@@ -259,9 +256,7 @@ class _RetryError(Exception):
 
     def __init__(self, reason: str, *, seconds: float | None = None, everybody: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.seconds = seconds
-        self.everybody = everybody
+        self.reason, self.seconds, self.everybody = reason, seconds, everybody
 
 
 def check_base_url(url: str, *, with_key: bool) -> None:

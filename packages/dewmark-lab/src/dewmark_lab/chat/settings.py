@@ -64,11 +64,8 @@ class LocalChat:
         decoding: Decoding = CHAT_DECODING,
         batch_size: int = 8,
     ) -> None:
-        self._open_host = open_host
-        self._identity = identity
-        self._render = render
-        self._decoding = decoding
-        self._batch_size = batch_size
+        self._open_host, self._identity, self._render = open_host, identity, render
+        self._decoding, self._batch_size = decoding, batch_size
 
     @functools.cached_property
     def host(self) -> Host:
@@ -121,8 +118,7 @@ class CachedChat:
     """
 
     def __init__(self, model: ChatModel, folder: Path) -> None:
-        self.model = model
-        self._folder = folder
+        self.model, self._folder = model, folder
 
     def identity(self) -> dict[str, object]:
         """The identity of the model behind the cache."""

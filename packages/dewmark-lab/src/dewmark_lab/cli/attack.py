@@ -38,9 +38,7 @@ def attack(
             "--set", metavar="NAME=VALUE", help="Set a parameter of the attack, e.g. --set r=0.5; repeatable."
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed; with a text's id it decides everything random.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; with a text's id it decides what is random.")] = 0,
     batch_size: options.BatchSize = 64,
     json_: options.Json = False,
     quiet: options.Quiet = False,

@@ -28,9 +28,7 @@ def build_lexicon(
     ] = None,
     extend: Annotated[
         str | None,
-        typer.Option(
-            metavar="LEXICON", help="Append to this lexicon; the rows that it has stay as they are."
-        ),
+        typer.Option(metavar="LEXICON", help="Append to this lexicon, whose rows stay as they are."),
     ] = None,
     host: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Also prepare the trie of this host's tokenizer.")

@@ -43,9 +43,7 @@ def evaluate(
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", show_default="z, else score", help="Field that holds the score of a row."
-        ),
+        typer.Option(metavar="NAME", show_default="z, else score", help="Field that holds a row's score."),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -54,9 +52,7 @@ def evaluate(
             help="Field that tells runs with different keys apart; thresholds then come from the other runs.",
         ),
     ] = None,
-    rates: Annotated[
-        str, typer.Option("--fpr", metavar="R,R,…", help="Nominal false-positive rates.")
-    ] = "0.01,0.05",
+    rates: Annotated[str, typer.Option("--fpr", metavar="R,R,…", help="Levels to test at.")] = "0.01,0.05",
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -104,9 +100,8 @@ def evaluate(
         found.save(out / "evaluation.json")
         named = [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in files]
         configuration: dict[str, Any] = {"files": named, "rates": levels}
-        write_report(
-            out, title="Evaluation", table="", configuration=configuration, commands=[], rates=levels
-        )
+        about = {"title": "Evaluation", "table": ""}
+        write_report(out, **about, configuration=configuration, commands=[], rates=levels)
         say(f"wrote {out / 'report.md'}, with figures next to it", quiet=quiet)
     if json_:
         emit(found.to_dict())

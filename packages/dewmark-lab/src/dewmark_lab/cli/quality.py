@@ -25,9 +25,7 @@ _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
 def quality(
     key: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--key", metavar="FILE", help="Key to measure; repeatable. Without it, keys of its own."
-        ),
+        typer.Option("--key", metavar="FILE", help="Key to measure; repeatable. Else keys of its own."),
     ] = None,
     keys: Annotated[
         int | None, typer.Option(min=1, show_default="4", help="How many keys of its own to measure.")
@@ -37,9 +35,7 @@ def quality(
     settings: options.Settings = None,
     chat: Annotated[
         bool,
-        typer.Option(
-            "--chat/--continue", help="Answer requests in the host's chat template, or continue openings."
-        ),
+        typer.Option("--chat/--continue", help="Answer in the host's chat template, or continue openings."),
     ] = True,
     prompts: Annotated[
         str | None,
@@ -63,7 +59,7 @@ def quality(
         ),
     ] = None,
     items: Annotated[
-        int | None, typer.Option(min=2, show_default="all", help="Items of each task at most.")
+        int | None, typer.Option(min=2, show_default="all", help="The most items of a task.")
     ] = None,
     judge: Annotated[
         str | None,
@@ -71,9 +67,7 @@ def quality(
     ] = None,
     margin: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MEASURE=VALUE", help="Largest difference to accept, e.g. nats=0.02; repeatable."
-        ),
+        typer.Option(metavar="MEASURE=VALUE", help="Largest difference to accept, e.g. nats=0.02."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Limit of tokens per text.")] = 200,
     temperature: options.OwnTemperature = None,

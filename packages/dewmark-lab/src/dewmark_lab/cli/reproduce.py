@@ -50,7 +50,7 @@ def reproduce(
     schemes: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,…", help="Rows: labels, or the groups dew, reader, surface, semantic, paper, all."
+            metavar="A,B,…", help="Rows: labels, or groups: dew, reader, surface, semantic, paper, all."
         ),
     ] = None,
     attacks: Annotated[
@@ -59,9 +59,7 @@ def reproduce(
     stages: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Run only these stages, e.g. generate,attack.")
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Host model, instead of the recipe's.")
-    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="MODEL", help="Host instead of the recipe's.")] = None,
     judge: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Model that measures perplexity, instead of the recipe's."),
@@ -101,9 +99,7 @@ def reproduce(
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", show_default="--out", help="Keep texts here; tables can share the folder."
-        ),
+        typer.Option(metavar="DIR", show_default="--out", help="Keep texts here; tables can share them."),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,

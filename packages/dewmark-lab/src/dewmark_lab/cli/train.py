@@ -19,15 +19,11 @@ _ENCODER = "use-m3"
 
 def train(
     scheme: Annotated[str, typer.Argument(metavar="SCHEME", help=f"One of: {', '.join(TRAINERS)}.")],
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write the artifact here; a stopped training is resumed.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the artifact here; resumed if stopped.")],
     host: options.Host = None,
     encoder: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", show_default=_ENCODER, help="Encoder: a packaged name, a folder, or a hub id."
-        ),
+        typer.Option(metavar="MODEL", show_default=_ENCODER, help="Encoder: a name, a folder, or a hub id."),
     ] = None,
     texts: Annotated[
         Path | None,
@@ -39,9 +35,7 @@ def train(
     ] = None,
     lexicon: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Bilingual lexicon for xsir: two words per line, separated by a tab."
-        ),
+        typer.Option(metavar="FILE", help="Bilingual lexicon for xsir: two words per line, with a tab."),
     ] = None,
     contexts: Annotated[
         str,

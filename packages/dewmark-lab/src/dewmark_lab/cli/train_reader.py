@@ -28,9 +28,7 @@ def train_reader(
             show_default="smollm2-135m",
         ),
     ] = None,
-    languages: Annotated[
-        str, typer.Option(metavar="CODES", help="Languages that the hosts are asked in.")
-    ] = "en",
+    languages: Annotated[str, typer.Option(metavar="CODES", help="Languages of the requests.")] = "en",
     number: Annotated[
         int, typer.Option(min=40, help="Answers and continuations of each host, half of each.")
     ] = 10_000,

@@ -69,9 +69,7 @@ class Output:
         except ValueError:
             raise StorageError(f"{self.path} is damaged: delete it and run again") from None
         if len(rows) < number:
-            raise ConfigError(
-                f"{self.path} has {len(rows)} of {number} rows: run the stage {self.stage!r} first"
-            )
+            raise ConfigError(f"{self.path} has {len(rows)} of {number} rows: run stage {self.stage!r} first")
         return rows
 
     def fill(

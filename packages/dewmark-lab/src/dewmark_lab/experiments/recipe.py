@@ -146,9 +146,8 @@ class Recipe:
         """
         chosen = {name: value for name, value in changes.items() if value is not None}
         if tokens is not None:
-            chosen["decoding"] = dataclasses.replace(
-                self.decoding, max_new_tokens=tokens, min_new_tokens=tokens
-            )
+            length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+            chosen["decoding"] = dataclasses.replace(self.decoding, **length)
         if schemes:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}

@@ -72,9 +72,8 @@ CsvRow = dict[str, object]
 def report_tables(run: RunResults, paper: PaperTable | None) -> list[Table]:
     """The tables of a report, the one that answers its question first."""
     measures = {column.measure for column in paper.columns} if paper else {"tpr"}
-    evaluated = _evaluation_tables(
-        run, paper.negatives if paper else "clean", auroc_first="auroc" in measures
-    )
+    negatives = paper.negatives if paper else "clean"
+    evaluated = _evaluation_tables(run, negatives, auroc_first="auroc" in measures)
     stolen = [_stealing_table(run)] if run.stealing else []
     times = [_runtime_table(run)] if run.runtime else []
     return (

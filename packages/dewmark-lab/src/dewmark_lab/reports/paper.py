@@ -120,9 +120,8 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
     columns: list[Column] = []
     values: list[list[Estimate | None]] = []
-    pairs = [
-        (column, each) for column in paper.columns for each in _corresponding_attacks(run.evaluation, column)
-    ]
+    found = run.evaluation
+    pairs = [(column, each) for column in paper.columns for each in _corresponding_attacks(found, column)]
     for column, attack in pairs:
         ours = [from_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
         theirs = [paper.value(scheme, column) for scheme in labels]

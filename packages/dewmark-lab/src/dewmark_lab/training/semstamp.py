@@ -182,9 +182,7 @@ def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
     if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
     if len(pairs) < _MIN_PAIRS:
-        raise InputError(
-            f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add more text"
-        )
+        raise InputError(f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add some")
     anchors, paraphrases, owners = zip(*pairs, strict=True)
     distinct = list(dict.fromkeys([*anchors, *paraphrases]))
     table = job.encode(
@@ -249,7 +247,7 @@ def train_clusters(job: TrainingJob) -> Trained:
     vectors = space.vectors()
     if len(vectors) < 10 * CLUSTERS:
         raise InputError(
-            f"the texts have {len(vectors)} sentences, clustering needs {10 * CLUSTERS}: add more text"
+            f"the texts have {len(vectors)} sentences, clustering needs {10 * CLUSTERS}: add some"
         )
     found = [cosine_k_means(vectors, CLUSTERS, rng(job.seed, start)) for start in range(_STARTS)]
     centroids, cosine = max(found, key=lambda each: each[1])

@@ -116,9 +116,7 @@ class TSLearner(TorchLearner):
         self._parameters = list(networks.parameters())
         self._adam = torch.optim.Adam(self._parameters, lr=RATE)
         super().__init__({"networks": networks}, {"adam": self._adam})
-        self._networks = networks
-        self._material = material
-        self._seed = seed
+        self._networks, self._material, self._seed = networks, material, seed
 
     def step(self, index: int) -> float:
         """One step; returns L_D + L_S."""

@@ -285,7 +285,15 @@ class Scorer:
         if not self._places:
             return self.bound
         group, name = self._places[number]
-        return _with_key(group.bound, group.keys[name], self._progress)
+        scheme = group.bound.scheme
+        return load_scheme(
+            group.keys[name],
+            host=group.bound.host,
+            scheme=scheme.name,
+            settings=scheme.to_dict(),
+            reader=group.bound.expectations,
+            progress=self._progress,
+        )
 
     def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
@@ -321,18 +329,6 @@ def _config_hash(bound: BoundScheme, fingerprint: str) -> str:
     other = copy.copy(bound)
     other.fingerprint = fingerprint
     return other.config_hash
-
-
-def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
-    """The same scheme and host under another key."""
-    return load_scheme(
-        key,
-        host=bound.host,
-        scheme=bound.scheme.name,
-        settings=bound.scheme.to_dict(),
-        reader=bound.expectations,
-        progress=progress,
-    )
 
 
 def open_detector(

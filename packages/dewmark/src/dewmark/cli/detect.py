@@ -130,13 +130,10 @@ def detect(
     if not translate_back and (translator or written_in != "en"):
         raise ConfigError("--translator and --written-in say how to translate: add --translate-back")
     if follow:
-        used: dict[str, object] = {
-            "TEXTFILE": [each for each in texts or () if each != "-"],
-            "--in": rows,
-            "--out": out,
-        }
-        used |= {"--html": html, "--calibration": calibration, "--test": test}
-        used |= {"--keys": keys, "--tokens": tokens, "--roots": roots, "--reader": reader}
+        named = [each for each in texts or () if each != "-"]
+        used: dict[str, object] = {"TEXTFILE": named, "--in": rows, "--out": out, "--html": html}
+        used |= {"--calibration": calibration, "--test": test, "--keys": keys, "--tokens": tokens}
+        used |= {"--roots": roots, "--reader": reader}
         used |= {"--translate-back": translate_back, "--passages": passages}
         if unused := [name for name, value in used.items() if value]:
             raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
@@ -145,8 +142,11 @@ def detect(
         _follow(spec, prompt=prompt, json_=json_, quiet=quiet)
         return
     source = None if rows is None else open_source(rows, prompt=prompt)
-    if spec.calibration is not None:
-        _warn_of_shortage(spec.calibration, fpr)
+    if spec.calibration is not None:  # before anything is scored
+        from dewmark.stats.calibration import Calibration
+
+        if shortage := Calibration.load(spec.calibration).shortage(fpr):
+            say(f"dewmark: warning: {shortage}")
     if out is not None:
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
@@ -317,14 +317,6 @@ def _detect_file(
         f"{retried}, {time.perf_counter() - started:.1f} s",
         quiet=quiet,
     )
-
-
-def _warn_of_shortage(calibration: Path, fpr: float) -> None:
-    """Say before anything is scored if the calibration is too small for the level."""
-    from dewmark.stats.calibration import Calibration
-
-    if shortage := Calibration.load(calibration).shortage(fpr):
-        say(f"dewmark: warning: {shortage}")
 
 
 def _follow(spec: DetectorSpec, *, prompt: str | None, json_: bool, quiet: bool) -> None:

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
+from dewmark.text.words import SPELLINGS
+
 _NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
 _BELOW = tl.constexpr(-2147483648)  # below every number
 _CLOSED = tl.constexpr(0x7FFFFFFF)  # above every number
@@ -31,6 +33,7 @@ _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 _MOST = tl.constexpr(100)  # a count that no limit reaches
+_SPELLINGS = tl.constexpr(SPELLINGS)
 
 
 # Numbers
@@ -111,20 +114,7 @@ def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: constexpr, TILE: c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _follow(  # type: ignore[no-untyped-def]
-    state,
-    tokens,
-    vocab,
-    keys,
-    size,
-    targets,
-    breaks,
-    after_break,
-    spelled,
-    growth,
-    terms,
-    first,
-    SPELLINGS: constexpr,
-    LEVELS: constexpr,
+    state, tokens, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS: constexpr
 ):
     """The state after each of some tokens, and whether it ends the open word (`WordTables.follow`).
 
@@ -144,11 +134,11 @@ def _follow(  # type: ignore[no-untyped-def]
     low = tl.minimum(low + number, size - 1)  # the last key is larger than any
     listed = tl.load(keys + low) == wanted
     before = tl.load(spelled + state)
-    factor = tl.load(growth + tokens)
-    grown = (before * factor + tl.load(terms + tokens)) % SPELLINGS + first
+    factor = tl.load(grow + tokens)
+    grown = (before * factor + tl.load(terms + tokens)) % _SPELLINGS + base
     ends = (tl.load(breaks + tokens) != 0) | (before == -2)
     grown = tl.where((before >= 0) & (factor >= 0), grown, 1)
-    otherwise = tl.where(ends, tl.load(after_break + tokens), grown)
+    otherwise = tl.where(ends, tl.load(restart + tokens), grown)
     return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
 
 
@@ -169,21 +159,20 @@ def push(  # type: ignore[no-untyped-def]
     size,
     targets,
     breaks,
-    after_break,
+    restart,
     inner,
     words,
     opens,
     spelled,
-    growth,
+    grow,
     terms,
-    first_spelling,
+    base,
     vocab,
     width,
     K: constexpr,
     K_ROOM: constexpr,
     WINDOWS: constexpr,
     LEVELS: constexpr,
-    SPELLINGS: constexpr,
 ):
     """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -200,22 +189,9 @@ def push(  # type: ignore[no-untyped-def]
     while position < count:
         token = tl.load(ids + row * row_stride + position * stride)
         real = token >= 0
-        twice = tl.maximum(token, 0) + tl.arange(0, 2) * 0
+        pair = tl.maximum(token, 0) + tl.arange(0, 2) * 0
         after, ends = _follow(
-            state,
-            twice,
-            vocab,
-            keys,
-            size,
-            targets,
-            breaks,
-            after_break,
-            spelled,
-            growth,
-            terms,
-            first_spelling,
-            SPELLINGS,
-            LEVELS,
+            state, pair, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
         )
         ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
         inside = tl.load(inner + tl.maximum(token, 0))
@@ -444,14 +420,14 @@ def align(  # type: ignore[no-untyped-def]
     size,
     targets,
     breaks,
-    after_break,
+    restart,
     inner,
     words,
     opens,
     spelled,
-    growth,
+    grow,
     terms,
-    first_spelling,
+    base,
     limits,
     units,
     contexts,
@@ -470,7 +446,6 @@ def align(  # type: ignore[no-untyped-def]
     K_ROOM: constexpr,
     WINDOWS: constexpr,
     LEVELS: constexpr,
-    SPELLINGS: constexpr,
     D_T: constexpr,
     D_C: constexpr,
     C_ROOM: constexpr,
@@ -489,20 +464,7 @@ def align(  # type: ignore[no-untyped-def]
     own = tl.load(words + state)
     is_open = tl.load(opens + state) != 0
     after, ends = _follow(
-        state,
-        ids,
-        vocab,
-        keys,
-        size,
-        targets,
-        breaks,
-        after_break,
-        spelled,
-        growth,
-        terms,
-        first_spelling,
-        SPELLINGS,
-        LEVELS,
+        state, ids, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
     )
     begins = ends | (is_open == 0)
     first = tl.load(inner + ids)

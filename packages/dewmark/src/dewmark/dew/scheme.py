@@ -175,9 +175,7 @@ class BoundDEW(BoundScheme):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self.reader = reader
-        self.W = W
-        self.uses = uses
+        self.reader, self.W, self.uses = reader, W, uses
         self.asked = AskedUse()
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)

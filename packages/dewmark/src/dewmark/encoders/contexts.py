@@ -88,8 +88,7 @@ class WindowContexts(Contexts):
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, whitening: Whitening | None) -> None:
         self.encoder: Encoder = encoder
-        self.tokenizer = tokenizer
-        self.whitening = whitening
+        self.tokenizer, self.whitening = tokenizer, whitening
         self.dim = encoder.dim
         self._memo: dict[bytes, F32] = {}
 

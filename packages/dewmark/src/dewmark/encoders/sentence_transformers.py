@@ -47,12 +47,8 @@ class SentenceTransformerEncoder(Encoder):
         device: str = "auto",
     ) -> None:
         super().__init__(device=device)
-        self.name = name
-        self.identity = identity
-        self._source = source
-        self._revision = revision
-        self._prefix = prefix
-        self._dim = dim
+        self.name, self.identity, self._source, self._revision = name, identity, source, revision
+        self._prefix, self._dim = prefix, dim
         self._model: Any = None
 
     @property

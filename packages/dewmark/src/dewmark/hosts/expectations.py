@@ -143,8 +143,7 @@ class HostExpectations:
     ) -> None:
         self.name = info.name
         self.identity = f"{info.name} {info.identity} {_FORMAT}.{VERSION} {limit or ''}".rstrip()
-        self._limit = limit
-        self._info = info
+        self._limit, self._info = limit, info
         self._open_host = functools.cache(open_host)
         self._progress = progress
         self._numbers: dict[str, int] = {}

@@ -44,8 +44,7 @@ class Trial:
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory() if cache is None else None
         self.folder = Path(self._temporary.name) if self._temporary is not None else Path(str(cache))
-        self.scheme = scheme
-        self.tokens = tokens
+        self.scheme, self.tokens = scheme, tokens
         self.host = host_for(scheme)
         model = CachedModel(self.host)
         self.workspace = Workspace(

@@ -90,9 +90,8 @@ class Dipper(Attack):
     def _batch(self, texts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         from dewmark.decoding import Decoding
 
-        decoding = Decoding(
-            max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p
-        )
+        new = self.max_new_tokens
+        decoding = Decoding(max_new_tokens=new, temperature=self.temperature, top_p=self.top_p)
         chunked = [chunks(text, interval=self.interval) for text in texts]
         written = [""] * len(texts)
         for turn in range(max(map(len, chunked))):

@@ -121,12 +121,8 @@ class StolenBoosts:
     def __init__(
         self, contexts: I64, starts: I64, tokens: I64, values: F32, *, rules: CountRules, vocab_size: int
     ) -> None:
-        self.contexts = contexts
-        self.starts = starts
-        self.tokens = tokens
-        self.values = values
-        self.rules = rules
-        self.vocab_size = vocab_size
+        self.contexts, self.starts, self.tokens, self.values = contexts, starts, tokens, values
+        self.rules, self.vocab_size = rules, vocab_size
         self._on: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     @property

@@ -90,8 +90,7 @@ class CountsForger(Forger):
                 "count with the attacker's own tokenizer"
             )
         super().__init__(Forgery(learned=boosts.identity, strength=strength), host, "")
-        self._boosts = boosts
-        self._strength = strength
+        self._boosts, self._strength = boosts, strength
 
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
@@ -101,8 +100,7 @@ class CountsForger(Forger):
 
 class _CountsSession(Session):
     def __init__(self, boosts: StolenBoosts, strength: float) -> None:
-        self._boosts = boosts
-        self._strength = strength
+        self._boosts, self._strength = boosts, strength
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) plus strength times boost; unchanged while the context is shorter than h."""
@@ -146,9 +144,7 @@ class RewritingForger(Forger):
     ) -> None:
         learned = "" if forger is None else forger.config_hash
         super().__init__(Forgery(learned=learned, fidelity=fidelity), host, "")
-        self._forger = forger
-        self._originals = originals
-        self._fidelity = fidelity
+        self._forger, self._originals, self._fidelity = forger, originals, fidelity
 
     @property
     def needs(self) -> Needs:
@@ -172,9 +168,7 @@ class _RewriteSession(Session):
     def __init__(
         self, inner: Session | None, originals: Sequence[Sequence[int]], *, start: int, fidelity: float
     ) -> None:
-        self._inner = inner
-        self._originals = originals
-        self._start = start
+        self._inner, self._originals, self._start = inner, originals, start
         self._fidelity = fidelity
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -66,9 +66,8 @@ class SentenceTranslator(ABC):
         if len(sentence) <= self.longest or len(self.pieces(sentence)) <= self.longest:
             yield start, end
             return
-        left, right = _halves(
-            sentence, (_BREAK, _END, _PAUSE, _SPACE) if self.whole_texts else (_PAUSE, _SPACE)
-        )
+        places = (_BREAK, _END, _PAUSE, _SPACE) if self.whole_texts else (_PAUSE, _SPACE)
+        left, right = _halves(sentence, places)
         yield from self._split(text, start, start + left)
         yield from self._split(text, start + right, end)
 

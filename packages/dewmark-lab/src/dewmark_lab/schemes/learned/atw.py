@@ -333,9 +333,7 @@ class SemanticMap:
         """From the named arrays of an artifact or a stored detector."""
         layers = read_layers(arrays, np.float32)
         if encoded is None and len(table) != host.vocab_size:
-            raise VocabularyError(
-                f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
-            )
+            raise VocabularyError(f"the table has {len(table)} tokens, the vocabulary {host.vocab_size}")
         return cls(table, layers, artifact, encoded)
 
     @property

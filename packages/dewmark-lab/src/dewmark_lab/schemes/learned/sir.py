@@ -166,9 +166,7 @@ class BoundSIR(TokenBound):
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret)
         if len(labels) != host.vocab_size:
-            raise VocabularyError(
-                f"the artifact has labels for {len(labels)} ids, {host.name} has {host.vocab_size}"
-            )
+            raise VocabularyError(f"the artifact has {len(labels)} labels, {host.name} {host.vocab_size} ids")
         self.transform = transform
         self.labels = labels
         self.artifact_identity = artifact

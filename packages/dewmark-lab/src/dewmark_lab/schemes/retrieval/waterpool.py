@@ -131,10 +131,7 @@ class BoundWaterPool(BoundScheme):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self.pool = pool
-        self._outputs = outputs
-        self._encoder = encoder
-        self._workspace = workspace
+        self.pool, self._outputs, self._encoder, self._workspace = pool, outputs, encoder, workspace
         self._marker = scheme.marker
         any_key = hashlib.blake2b(key=pool.secret, person=b"any", digest_size=32).digest()
         example = self._marker.bind(Key(any_key), host, workspace)

@@ -100,8 +100,7 @@ class PMarkBound(SentenceUnits):
         self, scheme: PMark, host: HostInfo, fingerprint: str, *, secret: bytes, space: SentenceSpace
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self._secret = secret
-        self._space = space
+        self._secret, self._space = secret, space
         self.directions = _orthonormal(key_stream(secret, "directions").normals(scheme.channels, space.dim))
 
     def bits(self, number: int) -> F64:

@@ -456,8 +456,7 @@ class HyperplaneBins(SentenceBins):
 
     def __init__(self, normals: F64, margin: float) -> None:
         self.count = 1 << len(normals)
-        self._normals = normals
-        self._margin = margin
+        self._normals, self._margin = normals, margin
 
     def assign(self, vectors: F32) -> tuple[I64, F64]:
         """The signs of the cosines as a number, and the least cosine's size less the margin."""
@@ -471,8 +470,7 @@ class CentroidBins(SentenceBins):
 
     def __init__(self, centroids: F32, margin: float) -> None:
         self.count = len(centroids)
-        self._centroids = centroids
-        self._margin = margin
+        self._centroids, self._margin = centroids, margin
 
     def assign(self, vectors: F32) -> tuple[I64, F64]:
         """The nearest centroid, and its lead over the next one less the margin."""

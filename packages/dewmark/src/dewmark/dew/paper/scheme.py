@@ -233,10 +233,7 @@ class BoundDewPaper(BoundScheme):
         secret: bytes,
     ) -> None:
         super().__init__(scheme, reader.host, fingerprint)
-        self.reader = reader
-        self.fold = fold
-        self.source = source
-        self.hashed = hashed
+        self.reader, self.fold, self.source, self.hashed = reader, fold, source, hashed
         self.secret = secret
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim

@@ -127,8 +127,7 @@ class CachedForward:
     """
 
     def __init__(self, model: CausalLM, mask: torch.Tensor | None) -> None:
-        self._model = model
-        self._mask = mask
+        self._model, self._mask = model, mask
         self._positions = None if mask is None else (mask.cumsum(dim=-1) - 1).clamp(min=0)
         self._cache: Any = None
         self._seen = 0
