@@ -33,19 +33,14 @@ _CODES = {
 }
 _SENTENCES = {404: "there is nothing at this URL", 405: "this URL does not support that method"}
 _MAX_WAIT = 3600.0
+Headers = dict[str, str] | None
 
 
 class ApiError(HTTPException):
     """An error response; ``wait`` becomes its Retry-After header."""
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        wait: float | None = None,
-        headers: dict[str, str] | None = None,
+        self, status: int, code: str, message: str, *, wait: float | None = None, headers: Headers = None
     ) -> None:
         all_headers = dict(headers or {})
         if wait is not None:

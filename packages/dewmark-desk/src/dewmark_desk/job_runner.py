@@ -151,13 +151,9 @@ class JobRunner:
             queries = [Query(item.text, item.prompt) for item in some]
             found = [answer.said for answer in verdicts.detect(queries, how)]
             if self._query_log is not None:
-                self._query_log.write(
-                    request=job.id,
-                    token=job.owner,
-                    endpoint="batch",
-                    texts=[item.text for item in some],
-                    answers=found,
-                )
+                texts = [item.text for item in some]
+                who = {"request": job.id, "token": job.owner, "endpoint": "batch"}
+                self._query_log.write(**who, texts=texts, answers=found)
             return [
                 ScoredItem(
                     item.number,

@@ -108,15 +108,15 @@ class GrammarSession(ChoosingSession):
 
     def __init__(
         self,
-        matchers: Sequence[Any],
-        session: Session | None,
+        rows: Sequence[Any],
+        inner: Session | None,
         *,
         final: bool,
         start: int,
-        seeds: Sequence[int],
+        seeds: list[int],
         end: int,
     ) -> None:
-        self._matchers, self._session, self._final = matchers, session, final
+        self._matchers, self._session, self._final = rows, inner, final
         self._start, self._seeds, self._end = start, seeds, end
         self._read = 0
         self._noise: RandomStreams | None = None

@@ -167,14 +167,8 @@ def open_tenants(
 
     @functools.cache
     def reader(name: str | None) -> Expectations | None:
-        return open_reader(
-            name,
-            host=host,
-            device=settings.device,
-            dtype=settings.dtype,
-            limit=settings.read_tokens,
-            progress=progress,
-        )
+        placed = {"device": settings.device, "dtype": settings.dtype}
+        return open_reader(name, host=host, limit=settings.read_tokens, progress=progress, **placed)
 
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
@@ -182,7 +176,7 @@ def open_tenants(
     for id_, folder in settings.detectors:
         bound = Detector.load(folder, verify=verify, progress=progress).scheme
         bound = bound.reading_with(reader(settings.reader or reader_name(bound)))
-        _add(tenants, owners, id_, bound, folder=Path(folder))
+        _add(tenants, owners, id_, bound, Path(folder))
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
@@ -272,7 +266,6 @@ def _add(
     owners: dict[str, str],
     id_: str,
     bound: BoundScheme,
-    *,
     folder: Path | None = None,
 ) -> None:
     owner, at, label = id_.partition("@")

@@ -129,11 +129,7 @@ def held_out(
 def spread(values: Scores) -> Spread:
     """Mean and half-range of one figure over seeds."""
     figures = _checked(values, "figures")
-    return Spread(
-        mean=float(figures.mean()),
-        half_range=float(figures.max() - figures.min()) / 2.0,
-        values=tuple(figures.tolist()),
-    )
+    return Spread(float(figures.mean()), float(figures.max() - figures.min()) / 2.0, tuple(figures.tolist()))
 
 
 def bootstrap(

@@ -57,9 +57,7 @@ def comply(
     attack: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[:SET=VALUE,…]",
-            show_default="those that need no large model",
-            help="Attack to measure; repeatable.",
+            metavar="NAME[:SET=VALUE,…]", show_default="all small ones", help="Attack to measure; repeatable."
         ),
     ] = None,
     judge: Annotated[

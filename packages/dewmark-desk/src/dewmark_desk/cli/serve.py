@@ -74,13 +74,7 @@ def serve(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE.toml",
-            is_eager=True,
-            callback=_read_config,
-            help="Take options from this file.",
-        ),
+        typer.Option(metavar="FILE.toml", is_eager=True, callback=_read_config, help="A file of options."),
     ] = None,
     detector: Annotated[
         list[str] | None,

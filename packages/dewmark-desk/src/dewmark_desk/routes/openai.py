@@ -195,7 +195,7 @@ class ChatRequest(_Request):
         return offered(self.tools, self.tool_choice)
 
 
-@router.get("/models", summary="The model that generates", **guarded(Scope.GENERATE, errors=(404,)))
+@router.get("/models", **guarded("The model that generates", None, Scope.GENERATE, errors=(404,)))
 async def list_models(service: ServiceOf) -> JSONResponse:
     """OpenAI's list of models."""
     name = _generator(service).name
@@ -203,7 +203,7 @@ async def list_models(service: ServiceOf) -> JSONResponse:
     return JSONResponse({"object": "list", "data": [model]})
 
 
-@router.post("/completions", summary="Continue texts, marked", **guarded(Scope.GENERATE))
+@router.post("/completions", **guarded("Continue texts, marked", None, Scope.GENERATE))
 async def completions(
     body: CompletionRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:
@@ -216,7 +216,7 @@ async def completions(
     return await _respond(body, request, prompts, tokens, "text", service, caller, request_id)
 
 
-@router.post("/chat/completions", summary="Answer in a conversation, marked", **guarded(Scope.GENERATE))
+@router.post("/chat/completions", **guarded("Answer in a conversation, marked", None, Scope.GENERATE))
 async def chat_completions(
     body: ChatRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> Response:

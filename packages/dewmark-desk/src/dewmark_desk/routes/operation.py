@@ -87,12 +87,10 @@ async def keys(service: ServiceOf) -> JSONResponse:
     return JSONResponse({"keys": [key.to_jwk() for key in service.trusted]}, headers=_ANYBODY)
 
 
-@router.get(
-    "/metrics",
-    summary="Metrics for Prometheus",
-    response_class=PlainTextResponse,
-    **guarded(Scope.METRICS, errors=()),
-)
+_METRICS = guarded("Metrics for Prometheus", None, Scope.METRICS, errors=())
+
+
+@router.get("/metrics", response_class=PlainTextResponse, **_METRICS)
 async def metrics(service: ServiceOf) -> Response:
     """Metrics in Prometheus's text format; this needs the scope ``metrics``, unless no token is needed."""
     return Response(await service.in_thread(service.metrics.render), media_type=CONTENT_TYPE)
@@ -136,9 +134,7 @@ async def whoami(service: ServiceOf, request: Request) -> JSONResponse:
 @router.get(
     "/v1/example",
     tags=["detection"],
-    response_model=ExampleResponse,
-    summary="A text to try the service with",
-    **guarded(Scope.DETECT, errors=()),
+    **guarded("A text to try the service with", ExampleResponse, Scope.DETECT, errors=()),
 )
 async def example() -> JSONResponse:
     """A text in which two of six paragraphs carry the mark of the demonstration key, and one without a mark.

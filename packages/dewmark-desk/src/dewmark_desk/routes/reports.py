@@ -41,12 +41,7 @@ from dewmark_desk.signing import SigningKey, verify
 router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
 
 
-@router.post(
-    "/reports",
-    response_model=ReportResponse,
-    summary="Check a text and sign the result",
-    **guarded(Scope.DETECT),
-)
+@router.post("/reports", **guarded("Check a text and sign the result", ReportResponse, Scope.DETECT))
 async def report(
     body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
@@ -75,12 +70,7 @@ async def report(
     return JSONResponse({"request_id": request_id, "document": document, "claims": claims, "page": page})
 
 
-@router.post(
-    "/reports/table",
-    response_model=TableResponse,
-    summary="Put signed reports into one signed table",
-    **guarded(Scope.DETECT),
-)
+@router.post("/reports/table", **guarded("Put reports into one signed table", TableResponse, Scope.DETECT))
 async def table(
     body: TableRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:

@@ -33,12 +33,7 @@ def installed() -> bool:
     return "rewrite" in rewriters
 
 
-@router.post(
-    "/rewrite",
-    response_model=RewriteResponse,
-    summary="Propose changes that mark a text",
-    **guarded(Scope.GENERATE),
-)
+@router.post("/rewrite", **guarded("Propose changes that mark a text", RewriteResponse, Scope.GENERATE))
 async def rewrite(
     body: RewriteRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:

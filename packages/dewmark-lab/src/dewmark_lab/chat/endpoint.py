@@ -186,9 +186,8 @@ class EndpointChat:
         seconds = retry_after(response.headers.get("Retry-After"))
         if seconds is not None and seconds > _MAX_HOLD:
             return self._failed(f"asks to wait {seconds:.0f} s (status {status}): run again after that")
-        return _RetryError(
-            f"status {status}", seconds=seconds, everybody=status == 429 or seconds is not None
-        )
+        everybody = status == 429 or seconds is not None
+        return _RetryError(f"status {status}", seconds=seconds, everybody=everybody)
 
     def _server_message(self, data: bytes) -> str:
         """The server's message in one line, without the key."""

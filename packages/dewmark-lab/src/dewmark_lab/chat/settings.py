@@ -166,12 +166,8 @@ class CachedChat:
 
         firsts = [places[request][0] for request in unknown]
         if firsts:
-            self.model.complete(
-                [conversations[i] for i in firsts],
-                seeds=[seeds[i] for i in firsts],
-                max_new_tokens=max_new_tokens,
-                on_answer=arrived,
-            )
+            new, own = [conversations[i] for i in firsts], [seeds[i] for i in firsts]
+            self.model.complete(new, seeds=own, max_new_tokens=max_new_tokens, on_answer=arrived)
         return answers
 
     def _requests(

@@ -42,7 +42,7 @@ def quality(
         typer.Option(
             metavar="NAME|FILE.jsonl",
             show_default="requests or openings",
-            help="Prompts to answer once per key.",
+            help="Prompts, answered once per key.",
         ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Number of these prompts.")] = 50,
@@ -122,15 +122,9 @@ def quality(
         bound = [
             load_scheme(each, host=model, scheme=scheme or "dew", settings=parameters) for each in secrets
         ]
+        folder = out / "work"
         run = QualityRun(
-            model,
-            bound,
-            decoding,
-            out / "work",
-            chat=chat,
-            seed=seed,
-            batch_size=batch_size,
-            progress=progress,
+            model, bound, decoding, folder, chat=chat, seed=seed, batch_size=batch_size, progress=progress
         )
         total = 2 * len(bound) * sum(suite.texts for suite in suites)
         say(f"{total:,} texts of at most {tokens} tokens, kept in {run.work}", quiet=quiet)

@@ -131,14 +131,7 @@ def score_files(
         for numbers in detection_numbers(bound, batch, test=test):
             source, where, seed = places[len(found)]
             found.append(
-                ScoreRow(
-                    scheme=bound.scheme.name,
-                    attack=source.attack,
-                    seed=seed,
-                    kind=source.kind,
-                    id=where,
-                    **numbers,
-                )
+                ScoreRow(scheme=name, attack=source.attack, seed=seed, kind=source.kind, id=where, **numbers)
             )
         progress("scoring", len(found), len(texts))
     return found

@@ -89,9 +89,7 @@ def attack_texts(run: Run) -> None:
         sources += [(run.marked(entry, seed), run.recipe.texts) for seed in run.seeds]
     tasks: list[Fill] = []
     for attack in run.recipe.attacks:
-        missing = [
-            (texts, number) for texts, number in sources if run.attacked(texts, attack).count() < number
-        ]
+        missing = [(texts, n) for texts, n in sources if run.attacked(texts, attack).count() < n]
         _announce_cost(run, attack, missing)
         tasks += [
             Fill(

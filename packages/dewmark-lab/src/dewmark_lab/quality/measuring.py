@@ -308,16 +308,13 @@ def _judged(judge: Host, pairs: Sequence[Pair], scheme: str, batch: range) -> li
 
 
 def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> MeasureResult:
+    grain = measure.event / (words if measure.per_word else 1.0)
     return MeasureResult(
         measure.label,
         float(np.nanmean(marked)),
         float(np.nanmean(unmarked)),
         tuple(np.nanmean(unmarked, axis=1).tolist()),
-        equivalence(
-            marked - unmarked,
-            margin=measure.margin,
-            grain=measure.event / (words if measure.per_word else 1.0),
-        ),
+        equivalence(marked - unmarked, margin=measure.margin, grain=grain),
     )
 
 

@@ -63,11 +63,8 @@ class Space:
 def train(job: TrainingJob) -> Trained:
     """Train the map."""
     space = train_space(job)
-    return Trained(
-        parameters={"loss_margin": MARGIN},
-        arrays={"mean": space.mean, "matrix": space.matrix},
-        report=space.report,
-    )
+    arrays = {"mean": space.mean, "matrix": space.matrix}
+    return Trained({"loss_margin": MARGIN}, arrays, space.report)
 
 
 def train_space(job: TrainingJob) -> Space:
@@ -78,14 +75,8 @@ def train_space(job: TrainingJob) -> Space:
     labels, owners = (np.asarray(cached[name], np.int64) for name in ("labels", "owners"))
     sentences = anchors[np.unique(labels, return_index=True)[1]]
     mean = sentences.mean(axis=0)
-    learner = Ranking(
-        job,
-        anchors - mean,
-        paraphrases - mean,
-        labels=labels,
-        owners=owners,
-        start=_whitening(sentences - mean),
-    )
+    start = _whitening(sentences - mean)
+    learner = Ranking(job, anchors - mean, paraphrases - mean, labels=labels, owners=owners, start=start)
     loss = run_steps(learner, job, steps=job.steps or STEPS)
     report = {"loss": loss, "pairs": len(anchors), "sentences": len(sentences)}
     return Space(mean.astype(np.float16), learner.matrix().astype(np.float16), sentences, report)

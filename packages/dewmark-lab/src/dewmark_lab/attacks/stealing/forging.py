@@ -131,16 +131,14 @@ class DewForger(Forger):
         return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)
 
 
+Texts = Mapping[int, Sequence[int]]
+
+
 class RewritingForger(Forger):
     """Rewrites the ``originals`` (token ids, by the row's seed) with a forger."""
 
     def __init__(
-        self,
-        forger: BoundScheme | None,
-        originals: Mapping[int, Sequence[int]],
-        host: HostInfo,
-        *,
-        fidelity: float,
+        self, forger: BoundScheme | None, originals: Texts, host: HostInfo, *, fidelity: float
     ) -> None:
         learned = "" if forger is None else forger.config_hash
         super().__init__(Forgery(learned=learned, fidelity=fidelity), host, "")
