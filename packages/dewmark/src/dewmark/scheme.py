@@ -37,7 +37,7 @@ from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Seeds, TokenScore, TokenScores
 from dewmark.verdict import DEFAULT_FPR, LEAST_P, least_length, verdict_of
-from dewmark.workspace import Expectations, HostInfo, NoReader, Tokenized, Workspace
+from dewmark.workspace import Expectations, HostInfo, NoReader, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -306,7 +306,7 @@ class BoundScheme(ABC):
         return self.languages.judge(texts, detections)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterable[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the result of the named test.
 
@@ -425,7 +425,7 @@ def token_scores(text: Tokenized, evidence: Evidence) -> TokenScores:
     return TokenScores(text.text, text.offsets, scores, (evidence.positions >= 0).tolist())
 
 
-def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
+def text_chunks(texts: Texts, *, units: int) -> Iterator[slice]:
     """Slices of at most about ``units`` units each, so that memory does not grow with the batch."""
     start = size = 0
     for i, text in enumerate(texts):

@@ -26,6 +26,7 @@ __all__ = [
     "HostInfo",
     "LanguageModel",
     "Progress",
+    "Texts",
     "Tokenized",
     "Tokenizer",
     "Workspace",
@@ -47,6 +48,9 @@ class Tokenized:
     ids: tuple[int, ...]
     offsets: Sequence[tuple[int, int]]
     forms: tuple[str, ...] = ()
+
+
+Texts = Sequence[Tokenized]
 
 
 class Tokenizer(Protocol):

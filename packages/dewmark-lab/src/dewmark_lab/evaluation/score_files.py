@@ -125,6 +125,7 @@ def score_files(
             warn_other_scheme([parsed], bound.scheme.name)
         texts.append(parsed.text)
         places.append((source, where, run))
+    name = bound.scheme.name
     found: list[ScoreRow] = []
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]

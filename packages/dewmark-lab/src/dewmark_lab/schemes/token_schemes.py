@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +32,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.types import Seeds
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
 
@@ -174,20 +174,18 @@ class TokenBound(BoundScheme):
     ) -> Session:
         return self.start_session(PromptBatch(self.host, self.width, prompt_ids, attention_mask, seeds))
 
-    def position_weights(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[F64 | None]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64 | None]:
         """Weights (L,) of each text's tokens, 0 where a token is not scored; None weights all alike."""
         for _ in texts:
             yield None
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         for evidence in self.evidence_for(test, texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct pairs, computed in one call."""
         found = self.pairs(texts, prompts)
         if not found:
@@ -204,13 +202,11 @@ class TokenBound(BoundScheme):
             for pairs, mine in zip(found, np.split(scores, cuts), strict=True)
         ]
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence that a test works on: by default the same for all tests."""
         return self.evidence(texts, prompts)
 
-    def pairs(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[TokenPairs]:
+    def pairs(self, texts: Texts, prompts: Texts) -> list[TokenPairs]:
         """The distinct pairs of each text after its prompt."""
         weights = self.position_weights(texts, prompts)
         return [self.pairs_of(*each) for each in zip(texts, prompts, weights, strict=True)]

@@ -37,7 +37,7 @@ from dewmark.stats.key_test import Statistic
 from dewmark.text.words import VERSION
 from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR
-from dewmark.workspace import NO_READER, HostInfo, Tokenized, Workspace
+from dewmark.workspace import NO_READER, HostInfo, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -344,13 +344,13 @@ class BoundDEW(BoundScheme):
         """Split texts into words."""
         return self.reader.tokenize(texts)
 
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[TextMatrix]:
+    def read(self, texts: Texts, prompts: Texts) -> Iterator[TextMatrix]:
         """The matrices of texts, each after its prompt."""
         reading = read(self.reader, self.expectations, texts, prompts)
         return text_matrices(reading, limit=self.scheme.flatten)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text."""
         matrices = self.read(texts, prompts)
@@ -368,7 +368,7 @@ class BoundDEW(BoundScheme):
             self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten
         )
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
         if self.uses is not None and self.uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not find passages")

@@ -29,7 +29,7 @@ from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.types import Seeds
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 
 __all__ = ["RepeatedContexts", "support"]
 
@@ -131,12 +131,12 @@ class EngineBound(BoundScheme):
         return self.open_session(windows, fresh_seeds(len(prompt_ids), seeds))
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         for evidence in self.evidence(texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' scored tokens."""
         return [self._evidence(*each) for each in zip(texts, prompts, strict=True)]
 

@@ -31,7 +31,7 @@ from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.types import Seeds
-from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
+from dewmark.workspace import HostInfo, Progress, Texts, Workspace, silent
 from dewmark_lab.attacks.stealing.counting import StolenBoosts
 from dewmark_lab.attacks.stealing.regression import Victim
 
@@ -69,9 +69,7 @@ class Forger(BoundScheme):
 
     tests: ClassVar[tuple[str, ...]] = ("none",)
 
-    def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
-    ) -> NoReturn:
+    def test_texts(self, texts: Texts, prompts: Texts, *, test: str, fpr: float) -> NoReturn:
         """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
@@ -131,14 +129,14 @@ class DewForger(Forger):
         return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)
 
 
-Texts = Mapping[int, Sequence[int]]
+Originals = Mapping[int, Sequence[int]]
 
 
 class RewritingForger(Forger):
     """Rewrites the ``originals`` (token ids, by the row's seed) with a forger."""
 
     def __init__(
-        self, forger: BoundScheme | None, originals: Texts, host: HostInfo, *, fidelity: float
+        self, forger: BoundScheme | None, originals: Originals, host: HostInfo, *, fidelity: float
     ) -> None:
         learned = "" if forger is None else forger.config_hash
         super().__init__(Forgery(learned=learned, fidelity=fidelity), host, "")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -28,7 +28,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import Tokenized, Workspace
+from dewmark.workspace import Texts, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
@@ -84,7 +84,7 @@ class BoundMPAC(TokenBound):
         return agrees - self.share
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """The evidence for the configured message, and the test's result."""
         if test == "message":

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -40,7 +39,7 @@ from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import (
     HostReadingBound,
@@ -147,13 +146,11 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         """−ln(1 − u) − 1 for histories (N, h) and tokens (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, self.clusters[tokens])) - 1.0
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The weighted matches of texts."""
         return self.evidence_for("weighted", texts, prompts)
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The clusters' own numbers for ``race``, matches with ζ otherwise."""
         if test == "race":
             return super().evidence(texts, prompts)

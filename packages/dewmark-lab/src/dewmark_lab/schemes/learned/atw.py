@@ -42,7 +42,7 @@ from dewmark.sampling import Session, check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
@@ -174,7 +174,7 @@ class BoundATW(WeightedBound):
         vectors = self.semantics.rows([row[:length] for row in prefixes])
         return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
         gates = self.position_weights(texts, prompts)
         return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
@@ -206,9 +206,7 @@ class BoundATW(WeightedBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The same pairs for all tests; ``weighted`` gives them other weights."""
         found = self.evidence(texts, prompts)
         return [balanced(evidence) for evidence in found] if test == "weighted" else found

@@ -44,7 +44,7 @@ from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.spelling import Spelling
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.learned.keyed_signs import (
     LAYER_ARRAYS,
@@ -187,7 +187,7 @@ class BoundSIR(TokenBound):
         chosen = contexts[np.arange(len(tokens)), self.places[tokens]]
         return (chosen * self.flips[tokens]).astype(np.float64)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, label) pairs; all contexts are encoded in one call."""
         size, reach = self.scheme.chunk, self.scheme.reach
         read = []
@@ -224,9 +224,7 @@ class BoundSIR(TokenBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The same pairs for all tests; ``mean`` weights each by its number of occurrences."""
         found = self.evidence(texts, prompts)
         if test != "mean":

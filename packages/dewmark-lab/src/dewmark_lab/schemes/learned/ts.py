@@ -16,7 +16,7 @@ for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -32,7 +32,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import (
@@ -125,7 +125,7 @@ class BoundTS(TokenBound):
         green = self.pair_hash.words(contexts, tokens) < self.limits[before]
         return np.asarray((green - self.parameters.gamma[before]) / self._deviation[before])
 
-    def position_weights(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[F64]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64]:
         """√γ(1−γ) at each position (L,): with these weights, scores sum to G − Σγ."""
         for text, prompt in zip(texts, prompts, strict=True):
             yield self._deviation[self.windows(text, prompt)[:, 0]]

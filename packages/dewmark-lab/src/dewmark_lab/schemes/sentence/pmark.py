@@ -29,7 +29,7 @@ from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
 from dewmark_lab.schemes.sentence.semstamp import (
     UNUSABLE,
@@ -117,14 +117,14 @@ class PMarkBound(SentenceUnits):
         return PMarkDrafts(prompts, self)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """``exact``: the number of agreements (default); ``soft``: the authors' soft count."""
         apply = _exact if test == "exact" else _soft
         for evidence in self._channels(texts):
             yield evidence, apply(evidence)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """Agreements less disagreements of each complete sentence."""
         return list(self._channels(texts))
 
@@ -147,7 +147,7 @@ class PMarkBound(SentenceUnits):
         secret = np.frombuffer(self._secret, dtype=np.uint8)
         return State(meta=named_encoder(self._space.encoder), arrays={"secret": secret})
 
-    def _channels(self, texts: Sequence[Tokenized]) -> Iterator[ChannelEvidence]:
+    def _channels(self, texts: Texts) -> Iterator[ChannelEvidence]:
         """The sentences of each text; all are embedded in one call."""
         found = [sentences(text.text) for text in texts]
         read = [

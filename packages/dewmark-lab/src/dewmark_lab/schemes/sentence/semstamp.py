@@ -36,7 +36,7 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Seeds, Verdict
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
@@ -229,14 +229,14 @@ class SentenceBound(SentenceUnits):
         return SentenceDrafts(prompts, self)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """``exact`` over random keys (the default), or the published ``z``."""
         apply = exact_test if test == "exact" else paper_test
         for evidence in self._transitions(texts, prompts):
             yield evidence, apply(evidence.counts, self.partition)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The transitions' scores.
 
         Bins are drawn without replacement, so two transitions from one bin exclude each other a little: their
@@ -266,9 +266,7 @@ class SentenceBound(SentenceUnits):
         kept: dict[str, NDArray[Any]] = {"secret": np.frombuffer(self._secret, dtype=np.uint8), **arrays}
         return State(meta=meta, arrays=kept)
 
-    def _transitions(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[TransitionEvidence]:
+    def _transitions(self, texts: Texts, prompts: Texts) -> Iterator[TransitionEvidence]:
         """The transitions of each text; all sentences are embedded in one call."""
         before = [_last_sentence(prompt.text) for prompt in prompts]
         found = [sentences(text.text) for text in texts]

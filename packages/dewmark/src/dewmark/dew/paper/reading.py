@@ -18,7 +18,7 @@ from dewmark.encoders.contexts import Contexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
-from dewmark.workspace import HostInfo, Tokenized
+from dewmark.workspace import HostInfo, Texts, Tokenized
 
 __all__ = ["TokenReader"]
 
@@ -41,7 +41,7 @@ class TokenReader:
         """Split texts into the host's tokens, without markup and disguises."""
         return tokenize_cleaned(self.host.tokenizer, texts)
 
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> TokenReading:
+    def read(self, texts: Texts, prompts: Texts) -> TokenReading:
         """Read texts, each after its prompt."""
         k = self.k
         windows, scored = [np.zeros((0, k), dtype=np.int64)], [np.zeros(0, dtype=bool)]

@@ -41,7 +41,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -291,7 +291,7 @@ class BoundDewPaper(BoundScheme):
         return self.reader.tokenize(texts)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         for evidence in self._score(self.reader.read(texts, prompts), centred=test not in PLAIN):
@@ -312,7 +312,7 @@ class BoundDewPaper(BoundScheme):
             return monte_carlo_test(evidence, score, n=n, kind=kind, secret=self.secret, level=fpr)
         return key_test(evidence)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
         return list(self._score(self.reader.read(texts, prompts), centred=True))
 
