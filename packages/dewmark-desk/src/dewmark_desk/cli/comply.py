@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 def comply(
     key: options.KeyFile,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write the dossier here; a stopped run is resumed.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the dossier here; resumed if stopped.")],
     signer: Annotated[
-        Path, typer.Option(metavar="FILE.pem", help="Sign it with this key (dewmark report key).")
+        Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
     ],
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -45,32 +43,26 @@ def comply(
     chats: Annotated[int, typer.Option(metavar="N", help="Chat requests, marked and unmarked.")] = 12,
     per_language: Annotated[int, typer.Option(metavar="N", help="Prompts in each other language.")] = 4,
     per_format: Annotated[
-        int, typer.Option(metavar="N", help="Requests for each of code, JSON and short labels.")
+        int, typer.Option(metavar="N", help="Requests for code, JSON and labels each.")
     ] = 4,
     languages: Annotated[
         str, typer.Option(metavar="L,L,…", help="Languages besides English; empty for none.")
     ] = "de,es,fr,it,pt",
     negatives: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXTS", help="Your own unmarked texts, a domain per file; repeatable."),
+        list[str] | None, typer.Option(metavar="TEXTS", help="Your unmarked texts, a domain per file.")
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[:SET=VALUE,…]", show_default="all small ones", help="Attack to measure; repeatable."
-        ),
+        typer.Option(metavar="NAME[:SET=VALUE,…]", show_default="all small ones", help="Attack; repeatable."),
     ] = None,
     judge: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", show_default="the host", help="Model that judges perplexity."),
+        str | None, typer.Option(metavar="MODEL", show_default="the host", help="Model to judge perplexity.")
     ] = None,
     provider: Annotated[str | None, typer.Option(metavar="TEXT", help="Who provides the model.")] = None,
     contact: Annotated[str | None, typer.Option(metavar="TEXT", help="Where to ask for access.")] = None,
-    detector_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the detector (dewmark serve).")
-    ] = None,
+    detector_url: Annotated[str | None, typer.Option(metavar="URL", help="Address of the detector.")] = None,
     public_page: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the public detector's page.")
+        str | None, typer.Option(metavar="URL", help="Page of the public detector.")
     ] = None,
     quality: Annotated[
         Path | None, typer.Option(metavar="quality.json", help="The report of dewmark quality, to include.")

@@ -20,7 +20,7 @@ app = typer.Typer(help="Which parts of a text are marked, and the proof of it.",
 def explain(
     text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
     prompt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The prompt, whose words a text may quote.")
+        Path | None, typer.Option(metavar="FILE", help="The prompt, which texts quote.")
     ] = None,
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     key: options.OptionalKeyFile = None,
@@ -69,7 +69,7 @@ def prove_(
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     host: options.Host = None,
     requests: Annotated[
-        int, typer.Option(min=3, max=240, help="JSON, tool calls and code, a third each.")
+        int, typer.Option(min=3, max=240, help="JSON, tool calls, code: a third each.")
     ] = 200,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 100,
     batch_size: options.BatchSize = 32,

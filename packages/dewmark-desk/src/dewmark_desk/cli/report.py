@@ -66,18 +66,14 @@ def sign(
     settings: options.Settings = None,
     prompt: options.Prompt = None,
     fpr: options.FalsePositiveRate = 0.01,
-    test: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
-    ] = None,
+    test: Annotated[str | None, typer.Option(metavar="NAME", help="Test, as in dewmark detect.")] = None,
     issuer: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Who issues the report: a name or an address.")
+        str | None, typer.Option(metavar="TEXT", help="Who issues it: name or address.")
     ] = None,
     epoch: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if you rotate keys.")
+        str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if it has one.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Also write the report as a page to print.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Also write it as a page.")] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -135,14 +131,14 @@ def verify_(
     ],
     signer: Annotated[
         list[Path],
-        typer.Option(metavar="FILE.jwk", help="Public key that you trust (JWK or JWK set); repeatable."),
+        typer.Option(metavar="FILE.jwk", help="Public key that you trust (JWK, JWK set); repeatable."),
     ],
     text: Annotated[
         str | None,
-        typer.Option(metavar="TEXTFILE", help="Also check that the report is about this text; - is stdin."),
+        typer.Option(metavar="TEXTFILE", help="Also check that it is about this text; - is stdin."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a valid report as a page to print.")
+        Path | None, typer.Option(metavar="OUT.html", help="Write it as a page, if valid.")
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -185,9 +181,7 @@ def verify_(
 
 @app.command()
 def seal(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder, such as a public detector's page.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder, such as a detector's page.")],
     signer: Annotated[
         Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
     ],

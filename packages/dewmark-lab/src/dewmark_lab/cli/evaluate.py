@@ -22,28 +22,23 @@ if TYPE_CHECKING:
 
 def evaluate(
     positives: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after ATTACK if it is named."),
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after an ATTACK.")
     ] = None,
     negatives: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[ATTACK=]FILE.jsonl",
-            help="Unmarked texts of the same model, after ATTACK if it is named.",
+            metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the same model, after an ATTACK."
         ),
     ] = None,
     human: Annotated[
-        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human-written texts.")
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human texts.")
     ] = None,
     scores: Annotated[
         Path | None,
-        typer.Option(
-            metavar="SCORES.jsonl", help="Use the scores of a dewmark reproduce run instead of these files."
-        ),
+        typer.Option(metavar="SCORES.jsonl", help="Scores of a dewmark reproduce run instead of files."),
     ] = None,
     field: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default="z, else score", help="Field that holds a row's score."),
+        str | None, typer.Option(metavar="NAME", show_default="z, else score", help="Field of the score.")
     ] = None,
     seeds: Annotated[
         str | None,
@@ -60,9 +55,7 @@ def evaluate(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a report here.")] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
     quiet: options.Quiet = False,

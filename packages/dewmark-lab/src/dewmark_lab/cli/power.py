@@ -27,7 +27,7 @@ def power(
     key: options.OptionalKeyFile = None,
     texts: Annotated[
         Path | None,
-        typer.Option(metavar="MARKED.jsonl", help="Texts marked with --key; without it a sample is written."),
+        typer.Option(metavar="MARKED.jsonl", help="Marked texts; without them a sample is written."),
     ] = None,
     number: Annotated[int, typer.Option(min=4, help="Number of texts in the sample.")] = 16,
     tokens: Annotated[
@@ -45,7 +45,7 @@ def power(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write power.json here; a detector's folder, say.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for power.json: a detector's.")
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,

