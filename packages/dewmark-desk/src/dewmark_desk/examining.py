@@ -109,8 +109,8 @@ async def examine(
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
     async with (
-        _priced(service, caller, queries) as price,
-        service.charged(caller, price, requests=rate, size=size),
+        _priced(service, caller, queries) as due,
+        service.charged(caller, due, requests=rate, size=size),
     ):
         pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:

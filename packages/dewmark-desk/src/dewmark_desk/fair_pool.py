@@ -59,9 +59,8 @@ class FairPool:
         self.pace = 1.0
         """Seconds per estimated second, moving average."""
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"pool-{i}", daemon=True) for i in range(threads)
-        ]
+        names = (f"pool-{i}" for i in range(threads))
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 

@@ -57,9 +57,8 @@ def overloaded(wait: float, why: str = "too many requests are waiting") -> ApiEr
 def error_body(status: int, code: str, message: str, request_id: str) -> dict[str, object]:
     """The JSON body of an error response."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {
-        "error": {"code": code, "type": kind, "message": message, "param": None, "request_id": request_id}
-    }
+    said = {"code": code, "type": kind, "message": message, "param": None}
+    return {"error": {**said, "request_id": request_id}}
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ import copy
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,14 +107,7 @@ class GrammarSession(ChoosingSession):
     """Draws each row's token among those that its matcher allows; ``end`` follows a complete value."""
 
     def __init__(
-        self,
-        rows: Sequence[Any],
-        inner: Session | None,
-        *,
-        final: bool,
-        start: int,
-        seeds: list[int],
-        end: int,
+        self, rows: list[Any], inner: Session | None, *, final: bool, start: int, seeds: list[int], end: int
     ) -> None:
         self._matchers, self._session, self._final = rows, inner, final
         self._start, self._seeds, self._end = start, seeds, end

@@ -78,9 +78,7 @@ class Provider:
             chain, secret = self.chain.read_bytes(), self.private_key.read_bytes()
             key = load_pem_private_key(secret, password=None)
         except (ValueError, TypeError):
-            raise ConfigError(
-                f"{self.private_key} is no private key in PEM: give an unencrypted one"
-            ) from None
+            raise ConfigError(f"{self.private_key} is no private key in PEM: give a plain one") from None
         name = (
             key.curve.name
             if isinstance(key, ec.EllipticCurvePrivateKey)

@@ -126,9 +126,7 @@ def read_model(path: Path) -> ModelFile:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except (struct.error, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{path.name} is no model of this kind ({error}): delete and fetch it again"
-        ) from None
+        raise ModelError(f"{path.name} is no such model ({error}): delete and fetch it again") from None
 
 
 def _parse(data: memoryview) -> ModelFile:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def comply(
     key: options.KeyFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Write the dossier here; resumed if stopped.")],
-    signer: Annotated[
-        Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
-    ],
+    signer: Annotated[Path, typer.Option(metavar="FILE.pem", help="Sign with it (dewmark report key).")],
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -42,9 +40,7 @@ def comply(
     texts: Annotated[int, typer.Option(metavar="N", help="Openings to continue, marked and unmarked.")] = 24,
     chats: Annotated[int, typer.Option(metavar="N", help="Chat requests, marked and unmarked.")] = 12,
     per_language: Annotated[int, typer.Option(metavar="N", help="Prompts in each other language.")] = 4,
-    per_format: Annotated[
-        int, typer.Option(metavar="N", help="Requests for code, JSON and labels each.")
-    ] = 4,
+    per_format: Annotated[int, typer.Option(metavar="N", help="Requests for code, JSON, labels each.")] = 4,
     languages: Annotated[
         str, typer.Option(metavar="L,L,…", help="Languages besides English; empty for none.")
     ] = "de,es,fr,it,pt",

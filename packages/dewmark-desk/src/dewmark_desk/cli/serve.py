@@ -74,7 +74,9 @@ def serve(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", is_eager=True, callback=_read_config, help="More options."),
+        typer.Option(
+            metavar="FILE.toml", is_eager=True, callback=_read_config, help="Take options from this file."
+        ),
     ] = None,
     detector: Annotated[
         list[str] | None,
@@ -93,8 +95,7 @@ def serve(
         ),
     ] = None,
     keys: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="All *.key files of a folder: ID.key, and ID@LABEL.key."),
+        Path | None, typer.Option(metavar="DIR", help="All keys of a folder: ID.key, and ID@LABEL.key.")
     ] = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -107,8 +108,7 @@ def serve(
         ),
     ] = None,
     host_model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Also write marked text with this host, over OpenAI's API."),
+        str | None, typer.Option(metavar="MODEL", help="Also write marked text by this host (OpenAI's API).")
     ] = None,
     greedy: Annotated[
         str,
@@ -144,8 +144,7 @@ def serve(
         bool, typer.Option("--require-tokens", help="Require a token, even before the first one is made.")
     ] = False,
     name: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="Host name of a service without tokens; repeatable."),
+        list[str] | None, typer.Option(metavar="HOST", help="Host name without tokens; repeatable.")
     ] = None,
     log_queries: Annotated[
         bool, typer.Option("--log-queries", help="Log who asked about which text, by hashes (dewmark log).")

@@ -171,7 +171,7 @@ def code_measures(given: Given, *, access: Mapping[str, Any]) -> list[dict[str, 
         (
             "low error rates across lengths and entropies",
             "Effective, Reliable",
-            "small samples: see the intervals",
+            "small samples: see intervals",
         ),
         ("robustness", "Robust", "rewriting by a person or a large model removes the mark"),
         (

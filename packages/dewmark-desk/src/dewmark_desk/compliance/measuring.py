@@ -258,10 +258,8 @@ def check_attacks(plan: DossierPlan) -> None:
             _open(label)
 
 
-def _write(
-    watermark: Watermark, plan: DossierPlan, stage: Stage, path: Path, progress: Progress
-) -> list[Row]:
-    bound = watermark.scheme
+def _write(writer: Watermark, plan: DossierPlan, stage: Stage, path: Path, progress: Progress) -> list[Row]:
+    bound = writer.scheme
     scheme = bound if stage.marked else None
     identity = config.config_hash(
         generation_hash(stage.decoding, scheme, bound.host), list(plan.lengths), bound.config_hash
@@ -273,7 +271,7 @@ def _write(
         return {"id": prompt.id, "group": prompt.group, **seed, "prompt": prompt.prompt}
 
     def make(batch: range) -> Iterator[Row]:
-        made = watermark.host.generate(
+        made = writer.host.generate(
             [stage.prompts[i].prompt for i in batch],
             scheme=scheme,
             seeds=[plan.seed + i for i in batch],

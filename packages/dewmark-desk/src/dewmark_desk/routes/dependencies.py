@@ -59,7 +59,7 @@ def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
-ServiceOf = Annotated[Service, Depends(_service)]
+Desk = Annotated[Service, Depends(_service)]
 CallerOf = Annotated[Caller, Depends(_caller)]
 RequestId = Annotated[str, Depends(_request_id)]
 

@@ -15,7 +15,7 @@ from dewmark_desk.api_tokens import Scope
 from dewmark_desk.documents import extract_text
 from dewmark_desk.examining import Query, examination, examine
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import DetectRequest, DetectResponse, ExtractResponse
 
 router = APIRouter(prefix="/v1", tags=["detection"], route_class=GuardedRoute)
@@ -26,9 +26,7 @@ _FILE_SECONDS = 2.0  # that a file takes, as estimated: nobody knows before it i
 
 
 @router.post("/detect", **guarded("Check whether texts are marked", DetectResponse, *_SCOPES))
-async def detect(
-    body: DetectRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
+async def detect(body: DetectRequest, service: Desk, caller: CallerOf, request_id: RequestId) -> JSONResponse:
     """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
     The verdict and its p-value account for everything that is examined: the whole text, its passages if
@@ -41,17 +39,15 @@ async def detect(
         raise ApiError(403, "forbidden", said)
     asked = body.model_dump(include={"fpr", "test", "passages", "read"})
     how = examination(service, caller, body.tenants, **asked, demonstration=True)
-    queries = [
-        Query(text, prompt, body.tokens, not caller.sees_all)
-        for text, prompt in zip(texts, prompts, strict=True)
-    ]
+    how_told = body.tokens, not caller.sees_all
+    queries = [Query(*each, *how_told) for each in zip(texts, prompts, strict=True)]
     answers = await examine(service, caller, request_id, "detect", queries, how)
     return JSONResponse({"request_id": request_id, "results": [answer.said for answer in answers]})
 
 
 @router.post("/extract", **guarded("Extract the text of a document", ExtractResponse, *_SCOPES, errors=_FILE))
 async def extract(
-    file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
+    file: Annotated[UploadFile, File()], service: Desk, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Extract the text of a .pdf, .docx, .odt, .txt or .md file, which is not stored."""
     data = await file.read()

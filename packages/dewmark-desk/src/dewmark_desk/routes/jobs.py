@@ -21,7 +21,7 @@ from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examining import Examination, Query, examination
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.jobs import AUDIT, BATCH, Item, Job, named_id
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import AuditRequest, BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
@@ -45,7 +45,7 @@ Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a p
 
 @router.post("/audit", **guarded("Measure a key's false-positive rate", JobResponse, Scope.DETECT), **_JOB)
 async def audit(
-    body: AuditRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId, name: JobName = None
+    body: AuditRequest, service: Desk, caller: CallerOf, request_id: RequestId, name: JobName = None
 ) -> JSONResponse:
     """Start an audit, which runs in the background and survives a restart.
 
@@ -63,7 +63,7 @@ async def audit(
 
 @router.post("/batches", **guarded("Check many texts in the background", JobResponse, Scope.DETECT), **_JOB)
 async def batch(
-    body: BatchRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId, name: JobName = None
+    body: BatchRequest, service: Desk, caller: CallerOf, request_id: RequestId, name: JobName = None
 ) -> JSONResponse:
     """Start a batch of detections, which survives a restart; results are read page by page.
 
@@ -86,7 +86,7 @@ async def batch(
 
 @router.get("/jobs", **_FOUND("The caller's jobs", JobList, Scope.DETECT))
 async def jobs(
-    service: ServiceOf,
+    service: Desk,
     caller: CallerOf,
     limit: Limit = 50,
     after: Annotated[str | None, Parameter(pattern=_ID, description="The cursor of a page.")] = None,
@@ -103,7 +103,7 @@ async def jobs(
 
 
 @router.get("/jobs/{job}", **_FOUND("A job's progress, and its report or summary", JobState, Scope.DETECT))
-async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
+async def job(job: JobId, service: Desk, caller: CallerOf) -> JSONResponse:
     """State, progress and, once the job is done, an audit's report or a batch's summary."""
     return JSONResponse((await _find(job, service, caller)).to_dict())
 
@@ -111,7 +111,7 @@ async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
 @router.get("/jobs/{job}/results", **_FOUND("The results of a batch, by page", ResultList, Scope.DETECT))
 async def results(
     job: JobId,
-    service: ServiceOf,
+    service: Desk,
     caller: CallerOf,
     limit: Limit = 100,
     after: Annotated[int, Parameter(ge=-1, le=10**9, description="The cursor of a page.")] = -1,
@@ -126,7 +126,7 @@ async def results(
 
 
 @router.delete("/jobs/{job}", status_code=204, **_FOUND("Stop and delete a job", None, Scope.DETECT))
-async def delete(job: JobId, service: ServiceOf, caller: CallerOf) -> Response:
+async def delete(job: JobId, service: Desk, caller: CallerOf) -> Response:
     """Delete a job with its texts and results."""
     found = await _find(job, service, caller)
     await service.in_thread(service.jobs.delete, found.id)

@@ -23,7 +23,8 @@ def build_lexicon(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new folder.", show_default="the cache")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write to this new folder.", show_default="the cache"),
     ] = None,
     extend: Annotated[
         str | None, typer.Option(metavar="LEXICON", help="Append to this lexicon, whose rows stay.")

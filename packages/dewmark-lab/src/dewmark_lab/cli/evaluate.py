@@ -26,16 +26,14 @@ def evaluate(
     ] = None,
     negatives: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the same model, after an ATTACK."
-        ),
+        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the model, after an ATTACK."),
     ] = None,
     human: Annotated[
         list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human texts.")
     ] = None,
     scores: Annotated[
         Path | None,
-        typer.Option(metavar="SCORES.jsonl", help="Scores of a dewmark reproduce run instead of files."),
+        typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce instead of files."),
     ] = None,
     field: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="z, else score", help="Field of the score.")

@@ -26,8 +26,7 @@ def power(
     fpr: options.FalsePositiveRate = 0.01,
     key: options.OptionalKeyFile = None,
     texts: Annotated[
-        Path | None,
-        typer.Option(metavar="MARKED.jsonl", help="Marked texts; without them a sample is written."),
+        Path | None, typer.Option(metavar="MARKED.jsonl", help="Marked texts, else a sample is written.")
     ] = None,
     number: Annotated[int, typer.Option(min=4, help="Number of texts in the sample.")] = 16,
     tokens: Annotated[
@@ -44,9 +43,7 @@ def power(
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for power.json: a detector's.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for power.json.")] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -24,8 +24,7 @@ _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
 
 def quality(
     key: Annotated[
-        list[Path] | None,
-        typer.Option("--key", metavar="FILE", help="Key to measure, instead of fresh ones."),
+        list[Path] | None, typer.Option("--key", metavar="FILE", help="Key to measure; else fresh ones.")
     ] = None,
     keys: Annotated[int | None, typer.Option(min=1, show_default="4", help="Fresh keys to measure.")] = None,
     host: options.Host = None,
@@ -36,7 +35,11 @@ def quality(
     ] = True,
     prompts: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.jsonl", show_default="requests or openings", help="Prompts."),
+        typer.Option(
+            metavar="NAME|FILE.jsonl",
+            show_default="requests or openings",
+            help="Prompts, answered once per key.",
+        ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Number of these prompts.")] = 50,
     answers: Annotated[int, typer.Option(min=0, help="Answers to one prompt, for Self-BLEU; 0: none.")] = 8,
@@ -106,9 +109,8 @@ def quality(
         def open_judge() -> Host:
             return model if judge in (None, name) else hosts.load_host(judge, device=device, dtype=dtype)
 
-        bound = [
-            load_scheme(each, host=model, scheme=scheme or "dew", settings=parameters) for each in secrets
-        ]
+        name = scheme or "dew"
+        bound = [load_scheme(each, host=model, scheme=name, settings=parameters) for each in secrets]
         folder = out / "work"
         run = QualityRun(
             model, bound, decoding, folder, chat=chat, seed=seed, batch_size=batch_size, progress=progress

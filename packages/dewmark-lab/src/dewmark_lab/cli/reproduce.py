@@ -33,7 +33,7 @@ def reproduce(
         ),
     ] = "local",
     texts: Annotated[
-        int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per row.")
+        int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per scheme and seed.")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, show_default="the recipe's", help="Seeds, each with its own texts.")
@@ -48,7 +48,7 @@ def reproduce(
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Labels, or dew, reader, surface, semantic, paper, all."),
+        typer.Option(metavar="A,B,…", help="Labels, or dew, reader, surface, semantic, paper or all."),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
@@ -74,7 +74,7 @@ def reproduce(
         list[str] | None, typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable.")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, show_default="the recipe's", help="Tokens a text.")
+        int | None, typer.Option(min=1, show_default="the recipe's", help="Tokens to write per text.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     engine: Annotated[

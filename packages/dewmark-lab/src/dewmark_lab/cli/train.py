@@ -22,8 +22,7 @@ def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Write the artifact here; resumed if stopped.")],
     host: options.Host = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", show_default=_ENCODER, help="A name, a folder, or a hub id."),
+        str | None, typer.Option(metavar="MODEL", show_default=_ENCODER, help="A name, a folder or a hub id.")
     ] = None,
     texts: Annotated[
         Path | None,

@@ -121,7 +121,5 @@ def _time_host(run: Run, name: str) -> list[Row]:
             own = prompts[number * recipe.texts : (number + 1) * recipe.texts]
             return time_round(host, schemes, own, decoding=recipe.decoding, number=number)
 
-        target.fill(
-            total, timed, size=per_round, on_rows=lambda rows: run.progress("timing rounds", rows, total)
-        )
+        target.fill(total, timed, size=per_round, on_rows=lambda rows: run.progress("timing", rows, total))
     return target.read(total)

@@ -217,9 +217,8 @@ def _by_attack(
             if any(values):
                 columns.append(dataclasses.replace(column, group=attack_label(attack)))
                 filled.append(values)
-    rows = (
-        TableRow(scheme, tuple(values[i] for values in filled)) for i, scheme in enumerate(evaluation.schemes)
-    )
+    schemes = enumerate(evaluation.schemes)
+    rows = (TableRow(scheme, tuple(values[i] for values in filled)) for i, scheme in schemes)
     return tuple(columns), tuple(rows)
 
 

@@ -286,9 +286,7 @@ def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F6
     lists: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for row in rows:
         lists.setdefault((row.scheme, row.attack, row.kind), {}).setdefault(row.seed, []).append(row.score)
-    return {
-        place: {seed: np.array(values) for seed, values in seeds.items()} for place, seeds in lists.items()
-    }
+    return {at: {seed: np.array(row) for seed, row in seeds.items()} for at, seeds in lists.items()}
 
 
 def _null(scores: Scores) -> str:

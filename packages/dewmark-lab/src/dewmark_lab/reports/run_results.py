@@ -180,9 +180,8 @@ def _over_unmarked(
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:
     """Each scheme's net preference score, (wins − losses) / pairs, over seeds."""
-    scores = {
-        scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in _by(rows, "scheme").items()
-    }
+    of_scheme = _by(rows, "scheme").items()
+    scores = {scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in of_scheme}
     return {scheme: score for scheme, score in scores.items() if score is not None}
 
 

@@ -64,7 +64,7 @@ class FileTexts(TrainingTexts):
         """All distinct texts of the file; there must be at least ``least``."""
         texts = list(dict.fromkeys(self._read()))
         if len(texts) < least:
-            raise InputError(f"{self.path} has {len(texts)} distinct texts, {least} are needed: add more")
+            raise InputError(f"{self.path} has {len(texts)} distinct texts, it takes {least}: add more")
         return texts
 
     def _read(self) -> list[str]:

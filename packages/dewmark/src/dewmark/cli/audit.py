@@ -41,9 +41,7 @@ def audit(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="AUDIT.json", help="Write the audit here, with each p-value.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="AUDIT.json", help="Write the audit here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,

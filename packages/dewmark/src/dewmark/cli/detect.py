@@ -41,9 +41,7 @@ def detect(
     texts: options.TextFiles = None,
     rows: options.Rows = None,
     prompt: options.Prompt = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Watch standard input until it is marked.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch stdin until it is marked.")] = False,
     key: options.KeyFiles = None,
     keys: options.KeyFolder = None,
     detector: options.Detector = None,
@@ -54,8 +52,7 @@ def detect(
     fpr: options.FalsePositiveRate = 0.01,
     roots: options.Roots = None,
     passages: Annotated[
-        bool,
-        options.of_test("--passages", help="Search for passages too, as dewmark locate does; p pays for it."),
+        bool, options.of_test("--passages", help="Search for passages too, as dewmark locate; p pays.")
     ] = False,
     translate_back: Annotated[
         bool,
@@ -66,8 +63,7 @@ def detect(
         ),
     ] = False,
     translator: Annotated[
-        list[str] | None,
-        options.of_test(metavar="HOST", help="A chat model that translates back; repeatable."),
+        list[str] | None, options.of_test(metavar="HOST", help="A chat model to translate back; repeatable.")
     ] = None,
     written_in: Annotated[
         str, options.of_test("--written-in", metavar="CODES", help="Languages to translate into, e.g. en,de.")

@@ -28,8 +28,7 @@ def generate(
         Path | None, typer.Option(metavar="IN.jsonl", help="Continue or answer each line (requires --out).")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.jsonl", help="Write completions here; a stopped run is resumed."),
+        Path | None, typer.Option(metavar="OUT.jsonl", help="Write completions; a stopped run is resumed.")
     ] = None,
     host: options.Host = None,
     scheme: Annotated[
@@ -48,8 +47,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, show_default="random", help="Seed of the first text; text i: seed + i."),
+        int | None, typer.Option(min=0, show_default="random", help="Seed of the first text; text i: + i.")
     ] = None,
     chat: Annotated[
         bool | None,
@@ -67,8 +65,7 @@ def generate(
         int | None, typer.Option(help="Never repeat n tokens in a row; 0 allows it.", show_default="0")
     ] = None,
     drafts: Annotated[
-        int,
-        typer.Option(min=1, help="Write 24 tokens this many times and keep the draft that is marked best."),
+        int, typer.Option(min=1, help="Write 24 tokens this many times and keep the draft marked best.")
     ] = 1,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",

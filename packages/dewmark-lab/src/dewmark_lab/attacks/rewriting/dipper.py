@@ -97,10 +97,7 @@ class Dipper(Attack):
         for turn in range(max(map(len, chunked))):
             open_rows = [row for row, pieces in enumerate(chunked) if turn < len(pieces)]
             outputs = self.paraphraser.write(
-                [
-                    prompt(chunked[row][turn], ld=self.ld, od=self.od, context=written[row])
-                    for row in open_rows
-                ],
+                [prompt(chunked[i][turn], ld=self.ld, od=self.od, context=written[i]) for i in open_rows],
                 seeds=[seeds[row] for row in open_rows],
                 decoding=decoding,
                 first_step=turn * self.max_new_tokens,

@@ -109,9 +109,8 @@ def count_contexts(texts: Sequence[Sequence[int]], *, h: int, vocab_size: int) -
         raise InputError(f"no text has more than h = {h} tokens: give longer texts or a smaller h")
     of, after = np.concatenate(contexts), np.concatenate(tokens)
     # multiplying by an odd number scrambles the token's code, so that {a} → b differs from {b} → a
-    pairs, first, counts = np.unique(
-        of + codes[after] * 0x2545F4914F6CDD1D, return_index=True, return_counts=True
-    )
+    mixed = of + codes[after] * 0x2545F4914F6CDD1D
+    pairs, first, counts = np.unique(mixed, return_index=True, return_counts=True)
     return Counts(pairs, of[first], after[first], counts)
 
 

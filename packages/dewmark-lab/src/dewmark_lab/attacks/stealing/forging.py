@@ -153,9 +153,8 @@ class RewritingForger(Forger):
         """Start rewriting; each row's seed selects its original."""
         if seeds is None:
             raise ConfigError("a rewriter looks up its originals by seed: give one seed per row")
-        inner = (
-            None if self._forger is None else self._forger.session(prompt_ids, attention_mask, seeds=seeds)
-        )
+        forger = self._forger
+        inner = None if forger is None else forger.session(prompt_ids, attention_mask, seeds=seeds)
         rows = [self._originals[seed] for seed in seeds]
         return _RewriteSession(inner, rows, start=prompt_ids.shape[1], fidelity=self._fidelity)
 

@@ -78,9 +78,8 @@ class BoundMPAC(TokenBound):
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """Whether each pair agrees with the configured message, less 1/r, (N,)."""
-        agrees: F64 = (self.colours(contexts, tokens) == self.digits[self.positions(contexts)]).astype(
-            np.float64
-        )
+        digits = self.digits[self.positions(contexts)]
+        agrees: F64 = (self.colours(contexts, tokens) == digits).astype(np.float64)
         return agrees - self.share
 
     def test_texts(
@@ -105,10 +104,8 @@ class BoundMPAC(TokenBound):
             int(digit) << (i * int(math.log2(self.scheme.radix)))
             for i, digit in enumerate(votes.argmax(axis=1))
         )
-        tails = [
-            float(largest_count_pmf(int(row.sum()), self.scheme.radix)[int(row.max()) :].sum())
-            for row in votes
-        ]
+        radix = self.scheme.radix
+        tails = [float(largest_count_pmf(int(v.sum()), radix)[int(v.max()) :].sum()) for v in votes]
         return Message(value % (1 << self.scheme.bits), np.array(tails), votes)
 
     def _votes(self, text: Tokenized, prompt: Tokenized) -> I64:

@@ -256,9 +256,8 @@ class BoundSIR(TokenBound):
     def state(self) -> State:
         """The secret, the network and the labels. As secret as the key."""
         meta = {**named_encoder(self.transform.encoder), "artifact": self.artifact_identity}
-        return State(
-            meta=meta, arrays={**super().state().arrays, **self.transform.arrays, "labels": self.labels}
-        )
+        own = {**self.transform.arrays, "labels": self.labels}
+        return State(meta=meta, arrays={**super().state().arrays, **own})
 
 
 def _weights(contexts: I64, labels: I64, signs: I8) -> F64:
@@ -292,9 +291,8 @@ class Transform:
     def signs(self, contexts: Sequence[str]) -> I8:
         """Contexts (N) to signs (N, K), each −1 or 1; new contexts are encoded in one call."""
         names = [hashlib.blake2b(context.encode(), digest_size=16).digest() for context in contexts]
-        new = {
-            name: context for name, context in zip(names, contexts, strict=True) if name not in self._known
-        }
+        pairs = zip(names, contexts, strict=True)
+        new = {name: context for name, context in pairs if name not in self._known}
         found = {name: self._known[name] for name in names if name not in new}
         if new:
             rows = self.of_vectors(np.asarray(self.encoder.encode(list(new.values())), dtype=np.float64))
@@ -340,9 +338,8 @@ class ChunkSession(Session):
         self._places, self._flips = bound.places, bound.flips
         self._markable = torch.from_numpy(host.markable)
         self._padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=host.tokenizer.pad_id)
-        self._rows = [
-            _Row(bound.token_texts, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
-        ]
+        size = {"size": scheme.chunk, "reach": scheme.reach}
+        self._rows = [_Row(bound.token_texts, **size) for _ in range(len(prompts))]
         self._read = 0  # number of ids of each row that were read
         self._bias = torch.zeros((len(prompts), host.vocab_size))
 

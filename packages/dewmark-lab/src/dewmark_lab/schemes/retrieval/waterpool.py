@@ -156,9 +156,8 @@ class BoundWaterPool(BoundScheme):
 
     def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
         """Register finished texts with the keys that their seeds gave them."""
-        written = [
-            (text, self._output_key(seed)) for text, seed in zip(texts, seeds, strict=True) if text.strip()
-        ]
+        pairs = zip(texts, seeds, strict=True)
+        written = [(text, self._output_key(seed)) for text, seed in pairs if text.strip()]
         if written:
             kept, keys = zip(*written, strict=True)
             self.pool.add(keys, kept, self._vectors(kept))
@@ -233,6 +232,5 @@ class PoolSession(Session):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""
-        return torch.cat(
-            [session(input_ids[i : i + 1], scores[i : i + 1]) for i, session in enumerate(self._rows)]
-        )
+        rows = (slice(i, i + 1) for i in range(len(self._rows)))
+        return torch.cat([mark(input_ids[i], scores[i]) for mark, i in zip(self._rows, rows, strict=True)])
