@@ -232,10 +232,7 @@ class Tokens:
             raise Rejected(wait=wait)
 
     def spend(self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0) -> None:
-        """Count texts and their ``size`` in bytes against the budget, and texts (or ``requests``) as rate.
-
-        A request that is `Rejected` costs nothing.
-        """
+        """Count texts and their bytes on the budget, and as rate; a request that is `Rejected` is free."""
         if not caller.id:
             return
         now, cost = self._clock(), 60.0 * (texts if requests is None else requests) / caller.per_minute

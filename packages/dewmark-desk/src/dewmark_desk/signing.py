@@ -174,10 +174,7 @@ def load_signers(path: str | Path) -> list[VerifyingKey]:
 
 
 def verify(document: str, signers: Sequence[VerifyingKey], *, kind: str | None = None) -> Signed:
-    """The contents of a document, if one of the signers signed it; else raises `SignatureError`.
-
-    With ``kind``, it must be a document of that kind.
-    """
+    """The contents of a document (of a ``kind``) that a signer signed; else raises `SignatureError`."""
     try:
         found = jws.extract_compact(document.strip().encode(), registry=_REGISTRY)
         fields: object = found.headers()

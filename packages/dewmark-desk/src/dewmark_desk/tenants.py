@@ -157,10 +157,7 @@ def key_paths(given: Sequence[str], folder: str | Path | None = None) -> list[tu
 def open_tenants(
     settings: Settings, *, verify: bool = True, progress: Progress | None = None
 ) -> dict[str, Tenant]:
-    """Open all detectors and keys; a key that already has a detector is skipped.
-
-    Tenants with the same reader share it.
-    """
+    """Open all detectors, and the keys that have none; tenants with the same reader share it."""
     host = settings.host_model or settings.vocabulary
 
     @functools.cache

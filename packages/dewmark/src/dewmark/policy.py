@@ -196,9 +196,8 @@ def _is_open(json_text: str) -> bool:
 
 
 def _strings_and_brackets(text: str) -> Iterator[str]:
-    return (
-        match[0] for match in re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text) if match[0][0] != '"'
-    )
+    pieces = re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text)
+    return (match[0] for match in pieces if match[0][0] != '"')
 
 
 def _in_quotation(text: str, prompt: str) -> bool:

@@ -199,7 +199,7 @@ class ReaderFolder:
         raise ConfigError(f"the reader {self.name} reads the words of a lexicon: use it with the scheme dew")
 
 
-def reader_folder(name: object) -> ReaderFolder | None:
+def reader_in(name: object) -> ReaderFolder | None:
     """The reader in a folder, if ``name`` is one."""
     is_folder = isinstance(name, str) and (Path(name) / "bundle.json").is_file()
     return ReaderFolder(Path(str(name))) if is_folder else None

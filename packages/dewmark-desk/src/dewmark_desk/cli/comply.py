@@ -57,9 +57,7 @@ def comply(
     provider: Annotated[str | None, typer.Option(metavar="TEXT", help="Who provides the model.")] = None,
     contact: Annotated[str | None, typer.Option(metavar="TEXT", help="Where to ask for access.")] = None,
     detector_url: Annotated[str | None, typer.Option(metavar="URL", help="Address of the detector.")] = None,
-    public_page: Annotated[
-        str | None, typer.Option(metavar="URL", help="Page of the public detector.")
-    ] = None,
+    public_page: Annotated[str | None, typer.Option(metavar="URL", help="Page of the detector.")] = None,
     quality: Annotated[
         Path | None, typer.Option(metavar="quality.json", help="The report of dewmark quality, to include.")
     ] = None,

@@ -226,10 +226,7 @@ class Hold:
 
 
 def backoff(attempt: int, *, first: float) -> float:
-    """first · 2^attempt seconds, at most a minute, with random jitter of ±50%.
-
-    The jitter keeps clients that failed together from retrying together.
-    """
+    """first · 2^attempt seconds, at most a minute; ±50% keeps clients from retrying together."""
     return float(min(_MAX_BACKOFF, first * 2.0**attempt) * random.uniform(0.5, 1.5))
 
 

@@ -29,11 +29,10 @@ def evaluate(
         typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the model, after an ATTACK."),
     ] = None,
     human: Annotated[
-        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human texts.")
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human ones.")
     ] = None,
     scores: Annotated[
-        Path | None,
-        typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce instead of files."),
+        Path | None, typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce, not files.")
     ] = None,
     field: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="z, else score", help="Field of the score.")
@@ -64,7 +63,7 @@ def evaluate(
     or --detector.
     """
     from dewmark_lab.evaluation.protocol import evaluate as judge
-    from dewmark_lab.evaluation.results import read_scores
+    from dewmark_lab.evaluation.results import scores_in
     from dewmark_lab.evaluation.score_files import parse_files, read_score_files, score_files
 
     levels = options.numbers(rates, float, option="--fpr")
@@ -73,7 +72,7 @@ def evaluate(
     if scores is not None:
         if any(given) or key is not None or detector is not None:
             raise ConfigError("--scores has all texts: leave out --positives, --negatives, --human and --key")
-        rows = read_scores(scores)
+        rows = scores_in(scores)
     elif key is not None or detector is not None:
         with Progress(quiet=quiet) as progress:
             bound = options.open_detector(

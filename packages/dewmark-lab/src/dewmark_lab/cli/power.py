@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
+from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
 from dewmark.errors import ConfigError
 from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
@@ -88,7 +89,7 @@ def power(
     rows = [found.row(each) for each in lengths]
     summary = {**_summary(bound, found, rows), "strength": strength.to_dict()}
     if out is not None:
-        save_json(out / "power.json", summary)
+        save_text(out / "power.json", json.dumps(summary, indent=1) + "\n")
         say(f"wrote {out / 'power.json'}", quiet=quiet)
     if json_:
         emit(summary)

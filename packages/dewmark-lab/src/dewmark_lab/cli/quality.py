@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, check_writable, emit, save_json, save_text, say, write
+from dewmark.cli.terminal import Progress, check_writable, emit, save_text, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def quality(
         "judge": judge,
         **found.to_dict(),
     }
-    save_json(out / "quality.json", summary)
+    save_text(out / "quality.json", json.dumps(summary, indent=1) + "\n")
     save_text(out / "quality.md", quality_page(found, summary))
     say(f"wrote {out / 'quality.md'} and quality.json next to it", quiet=quiet)
     if json_:

@@ -48,7 +48,7 @@ def reproduce(
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Labels, or dew, reader, surface, semantic, paper or all."),
+        typer.Option(metavar="A,B,…", help="Labels, or dew, reader, surface, semantic, paper, all."),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
+from dewmark.cli.terminal import Progress, emit, save_text, say, write
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.prompt_sources import OPENINGS, prompt_texts
 
@@ -98,7 +98,7 @@ def steal(
         if out is not None:
             _save_texts(out, openers, result)
     if out is not None:
-        save_json(out / "steal.json", summary)
+        save_text(out / "steal.json", json.dumps(summary, indent=1) + "\n")
         say(f"wrote {out / 'steal.json'}", quiet=quiet)
     if json_:
         emit(summary)

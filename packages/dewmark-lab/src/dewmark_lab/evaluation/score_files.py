@@ -86,7 +86,7 @@ def read_score_files(
         name = next((each for each in ((field,) if field else _SCORE_FIELDS) if each in row), None)
         if name is None:
             remedy = (
-                "add --key FILE to score its text" if "text" in row else "make it by: dewmark detect --json"
+                "add --key FILE to score its text" if "text" in row else "make it by dewmark detect --json"
             )
             raise InputError(f"{where} has no {field or 'z and no score'}: {remedy}")
         label = label or str(row.get("scheme", "scores"))

@@ -32,10 +32,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a stage in a work folder; plain data that can be sent to another process.
-
-    ``inputs`` are everything that determines its rows, as plain JSON values.
-    """
+    """A stage's output in a work folder, as plain data; ``inputs`` determine its rows."""
 
     work: Path
     stage: str

@@ -49,10 +49,7 @@ def _write(
     models: LoadedModels,
     batch: range,
 ) -> list[Row]:
-    """Complete prompts, marked by ``entry`` under the experiment's ``key``, or unmarked if it is None.
-
-    Each text has its own sampling seed, the same in every run.
-    """
+    """Complete prompts, marked by ``entry`` or not; a text's sampling seed is the same in every run."""
     bound = None if entry is None else models.scheme(entry, key)
     asked = [prompts[i] for i in batch]
     generations = models.host(host).generate(

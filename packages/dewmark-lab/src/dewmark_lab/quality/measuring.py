@@ -208,9 +208,8 @@ class QualityRun:
                 name: _table([[measure(group) for group in each] for each in groups])
                 for name, measure in (("self_bleu", self_bleu), ("identical", identical_pairs))
             }
-        solved = [
-            [item.solved(text) for item, (text,) in zip(suite.items, each, strict=True)] for each in groups
-        ]
+        rows = (zip(suite.items, each, strict=True) for each in groups)
+        solved = [[item.solved(text) for item, (text,) in row] for row in rows]
         return {suite.name: _table(solved)}
 
     def _of_text(self, row: Row) -> dict[str, float | None]:

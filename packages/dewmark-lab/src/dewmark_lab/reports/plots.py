@@ -86,10 +86,7 @@ Scores = Mapping[tuple[str, str, str], BySeed]  # by (scheme, attack, kind)
 
 
 def families(labels: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Group rows that are one scheme at several strengths: {family: [(label, strength)]}.
-
-    The strength is the number in the label: ``kgw-2.0`` is kgw at 2.0.
-    """
+    """Rows of one scheme by strength, the number in the label: {family: [(label, strength)]}."""
     found: dict[str, list[tuple[float, str, str]]] = {}
     for label in labels:
         number = _NUMBER.search(label)
@@ -206,10 +203,7 @@ def has_bands(evaluation: Evaluation) -> bool:
 def robustness_against_perplexity(
     evaluation: Evaluation, quality: Mapping[str, QualityFigures], *, rate: float = 0.01
 ) -> Figure | None:
-    """Robustness against median perplexity: one panel per attack, one curve per family over its strengths.
-
-    None if no marked texts were judged.
-    """
+    """Robustness against median perplexity, a panel per attack; None if no marked text was judged."""
     attacks = [each for each in rewriting_attacks(evaluation) if each != CLEAN] or [CLEAN]
     perplexity = {name: each.perplexity.mean for name, each in quality.items() if each.perplexity}
     plain = [perplexity[name] for name, each in quality.items() if each.kind != MARKED and name in perplexity]

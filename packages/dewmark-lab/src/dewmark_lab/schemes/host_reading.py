@@ -28,7 +28,7 @@ _TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids af
 _ROWS_AT_ONCE = 8  # fits in cache: a few times as fast as all positions of a text at once
 
 
-class HostReadingScheme(TokenScheme):
+class ReadingScheme(TokenScheme):
     """The configuration of such a scheme."""
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[TokenBound]:

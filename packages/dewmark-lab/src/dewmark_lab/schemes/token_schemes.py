@@ -55,7 +55,7 @@ class TokenScheme(Scheme):
         return self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
-        return self.bind_secret(stored_secret(state), host, fingerprint, workspace)
+        return self.bind_secret(secret_of(state), host, fingerprint, workspace)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ def _scrambled(code: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """The prompts that a session continues: ids (batch, length), padded on the left.
-
-    ``width`` is h, the number of ids before a token that the scheme looks at.
-    """
+    """The prompts that a session continues: ids (batch, length), padded on the left; ``width`` is h."""
 
     host: HostInfo
     width: int
@@ -290,7 +287,7 @@ class TokenSession(Session):
         return self.mark(windows, scores)
 
 
-def stored_secret(state: State) -> bytes:
+def secret_of(state: State) -> bytes:
     """The secret in a stored detector."""
     secret = np.asarray(state.arrays["secret"], dtype=np.uint8).tobytes()
     if len(secret) != SECRET_BYTES:

@@ -237,9 +237,7 @@ def train_clusters(job: TrainingJob) -> Trained:
     space = train_space(job)
     vectors = space.vectors()
     if len(vectors) < 10 * CLUSTERS:
-        raise InputError(
-            f"the texts have {len(vectors)} sentences, clustering needs {10 * CLUSTERS}: add some"
-        )
+        raise InputError(f"the texts have {len(vectors)} sentences, clusters need {10 * CLUSTERS}: add some")
     found = [cosine_k_means(vectors, CLUSTERS, rng(job.seed, start)) for start in range(_STARTS)]
     centroids, cosine = max(found, key=lambda each: each[1])
     sizes = np.bincount((vectors @ centroids.T).argmax(axis=1), minlength=CLUSTERS)

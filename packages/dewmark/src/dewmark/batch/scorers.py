@@ -317,10 +317,8 @@ class Scorer:
             ]
             result["not_tested"] = [*self.not_tested, *without]
         if spec.translate_back is not None:
-            result |= {
-                "versions": found.looks.attempts // spec.attempts,
-                "translated_back": found.version > 0,
-            }
+            result["versions"] = found.looks.attempts // spec.attempts
+            result["translated_back"] = found.version > 0
         return Scored(row.id, versions[found.version].text, detection, result, found, key_file)
 
 

@@ -33,9 +33,7 @@ def generate(
     host: options.Host = None,
     scheme: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", show_default="dew", help="Scheme (dewmark schemes), or none for no mark."
-        ),
+        typer.Option(metavar="NAME", show_default="dew", help="Scheme (dewmark schemes), none for no mark."),
     ] = None,
     settings: options.Settings = None,
     strength: options.Strength = None,

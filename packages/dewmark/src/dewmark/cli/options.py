@@ -79,9 +79,7 @@ Payload = Annotated[
 ]
 Member = Annotated[
     int | None,
-    of_key(
-        "--member", min=0, show_default="one per text, by its seed", help="Member of the ring that marks."
-    ),
+    of_key("--member", min=0, show_default="one per text, by seed", help="Member of the ring that marks."),
 ]
 Attempts = Annotated[
     int, of_test("--attempts", min=1, help="Versions of each text that you try: p-values pay for all.")
@@ -186,16 +184,14 @@ Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temp
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this probability.")]
 _OWN, _OWN_TOP_K = "1; the host's own in chat", "0; the host's own in chat"
 OwnTemperature = Annotated[
-    float | None,
-    of_decoding("--temperature", help="Sampling temperature, above 0 to mark.", show_default=_OWN),
+    float | None, of_decoding("--temperature", help="Temperature, above 0 to mark.", show_default=_OWN)
 ]
 OwnTopP = Annotated[
     float | None,
     of_decoding("--top-p", help="Keep the likeliest tokens with this probability.", show_default=_OWN),
 ]
 OwnTopK = Annotated[
-    int | None,
-    of_decoding("--top-k", help="Keep the k likeliest tokens; 0 keeps all.", show_default=_OWN_TOP_K),
+    int | None, of_decoding("--top-k", help="Keep the k likeliest tokens; 0: all.", show_default=_OWN_TOP_K)
 ]
 Chat = Annotated[
     bool, of_decoding("--chat", help="Answer requests in the host's chat template, as the host decodes.")

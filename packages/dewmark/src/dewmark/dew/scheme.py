@@ -364,9 +364,8 @@ class BoundDEW(BoundScheme):
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
         if reader_name(self) not in (None, NO_READER.name):
             raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
-        return SequentialDetector(
-            self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten
-        )
+        limit = self.scheme.flatten
+        return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=limit)
 
     def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""

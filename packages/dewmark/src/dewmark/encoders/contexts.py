@@ -190,9 +190,8 @@ def _fit_whitening(
     windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
     if encoding == "composed":
         table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
-        return Whitening.fit(
-            table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)
-        )
+        starts = range(0, len(windows), _CHUNK)
+        return Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
     windows, blocks = np.unique(windows, axis=0), []
     for i in range(0, len(windows), _CHUNK):
         workspace.progress("encoding contexts", i, len(windows))

@@ -125,9 +125,8 @@ class EngineBound(BoundScheme):
         start: int | torch.Tensor = prompt_ids.shape[1]
         if self.reads_prompt:
             start = left_padding(prompt_ids, attention_mask, pad_id=self.host.tokenizer.pad_id)
-        windows = IdWindows(
-            vocab_size=self.host.vocab_size, width=self.width, filler=self.filler, start=start
-        )
+        size = self.host.vocab_size
+        windows = IdWindows(vocab_size=size, width=self.width, filler=self.filler, start=start)
         return self.open_session(windows, fresh_seeds(len(prompt_ids), seeds))
 
     def test_texts(

@@ -124,12 +124,7 @@ def keeps_its_secret(trial: Trial) -> None:
         "meta of the state": json.dumps(dict(state.meta)),
         "a detection": repr(detection) + str(detection) + json.dumps(detection.to_dict(tokens=True)),
     }
-    forms = (
-        secret.hex(),
-        base64.b64encode(secret).decode().rstrip("="),
-        repr(secret)[2:-1],
-        str(list(secret)),
-    )
+    forms = (secret.hex(), base64.b64encode(secret).decode().rstrip("="), repr(secret)[2:-1], str([*secret]))
     for what, text in shown.items():
         shows = any(form.lower() in text.lower() for form in forms)
         expect(not shows, f"{what}: expected not to show the key")

@@ -73,10 +73,7 @@ class SentenceTranslator(ABC):
 
 
 def batches_of(sizes: Sequence[int], *, room: int, most: int | None = None) -> Iterator[list[int]]:
-    """The places of items, small ones first, in batches of at most ``most``.
-
-    Their number times the last, largest size stays within ``room``.
-    """
+    """The places of items, small ones first, in batches of at most ``most`` that fit in ``room``."""
     batch: list[int] = []
     for place in sorted(range(len(sizes)), key=sizes.__getitem__):
         if batch and (len(batch) == most or (len(batch) + 1) * sizes[place] > room):

@@ -44,12 +44,12 @@ from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Reweighting
 from dewmark_lab.schemes.host_reading import (
     HostReadingBound,
     HostReadings,
-    HostReadingScheme,
+    ReadingScheme,
     open_model,
     weighted_bernoulli_pmf,
 )
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, secret_of
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128
@@ -63,7 +63,7 @@ _EMBEDDING_ROWS = 4096  # that are compared with the centres at once
 
 
 @dataclass(frozen=True)
-class PASA(HostReadingScheme):
+class PASA(ReadingScheme):
     """Keyed clusters of meaning."""
 
     name: ClassVar[str] = "pasa"
@@ -95,7 +95,7 @@ class PASA(HostReadingScheme):
         """Rebuild the bound scheme from a stored detector, which holds the clusters."""
         clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
         return BoundPASA(
-            self, host, fingerprint, secret=stored_secret(state), clusters=clusters, workspace=workspace
+            self, host, fingerprint, secret=secret_of(state), clusters=clusters, workspace=workspace
         )
 
 

@@ -44,13 +44,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.workspace import HostInfo, Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
-from dewmark_lab.schemes.host_reading import (
-    HostReadings,
-    HostReadingScheme,
-    WeightedBound,
-    entropy,
-    open_model,
-)
+from dewmark_lab.schemes.host_reading import HostReadings, ReadingScheme, WeightedBound, entropy, open_model
 from dewmark_lab.schemes.learned.keyed_signs import (
     LAYER_ARRAYS,
     Layers,
@@ -61,7 +55,7 @@ from dewmark_lab.schemes.learned.keyed_signs import (
     keyed_signs,
     read_layers,
 )
-from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, secret_of
 
 HIDDEN, OUTPUTS = 512, 384
 LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
@@ -74,7 +68,7 @@ _open_maps: weakref.WeakValueDictionary[tuple[object, ...], SemanticMap] = weakr
 
 
 @dataclass(frozen=True)
-class ATW(HostReadingScheme):
+class ATW(ReadingScheme):
     """The adaptive watermark."""
 
     name: ClassVar[str] = "atw"
@@ -121,7 +115,7 @@ class ATW(HostReadingScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
         """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
-        secret, artifact = stored_secret(state), str(state.meta["artifact"])
+        secret, artifact = secret_of(state), str(state.meta["artifact"])
         encoded = None
         if "prefix_mean" in state.arrays:
             encoder = stored_encoder(state, workspace)

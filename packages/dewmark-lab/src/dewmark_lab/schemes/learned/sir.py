@@ -55,7 +55,7 @@ from dewmark_lab.schemes.learned.keyed_signs import (
     keyed_signs,
     read_layers,
 )
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, secret_of
 
 HIDDEN, OUTPUTS = 500, 300
 
@@ -113,7 +113,7 @@ class _SemanticScheme(TokenScheme):
             self,
             host,
             fingerprint,
-            secret=stored_secret(state),
+            secret=secret_of(state),
             transform=open_transform(encoder, artifact, state.arrays),
             labels=np.asarray(state.arrays["labels"], dtype=np.int64),
             artifact=artifact,

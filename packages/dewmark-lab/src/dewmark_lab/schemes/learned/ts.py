@@ -35,13 +35,7 @@ from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.pair_hash import below
-from dewmark_lab.schemes.token_schemes import (
-    PromptBatch,
-    TokenBound,
-    TokenScheme,
-    TokenSession,
-    stored_secret,
-)
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, secret_of
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))
@@ -79,7 +73,7 @@ class TS(TokenScheme):
             self,
             host,
             fingerprint,
-            secret=stored_secret(state),
+            secret=secret_of(state),
             parameters=parameters,
             artifact=str(state.meta["artifact"]),
         )

@@ -37,7 +37,7 @@ from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import Pool
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 
 _DEFAULT, _MEMORY = "default", "memory"
 
@@ -93,7 +93,7 @@ class WaterPool(Scheme):
         """Open the pool that a stored detector names or contains; the result detects but does not mark."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
         folder = state.meta.get("pool")
-        pool = self._open_pool(Path(folder) if folder else None, stored_secret(state), encoder, fingerprint)
+        pool = self._open_pool(Path(folder) if folder else None, secret_of(state), encoder, fingerprint)
         if folder is None:
             pool.take(np.asarray(state.arrays["entries"], dtype=np.uint8).tobytes())
         return BoundWaterPool(
@@ -112,10 +112,7 @@ class WaterPool(Scheme):
 
 
 class BoundWaterPool(BoundScheme):
-    """WaterPool for one master key and one vocabulary. Its pool grows with every output.
-
-    ``outputs`` derives the outputs' keys; a stored detector has none.
-    """
+    """WaterPool for one master key; ``outputs`` derives the outputs' keys, which stored detectors lack."""
 
     scheme: WaterPool
 

@@ -31,15 +31,9 @@ from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
-from dewmark_lab.schemes.sentence.semstamp import (
-    UNUSABLE,
-    GrowingText,
-    SentenceDrafts,
-    SentenceUnits,
-    key_stream,
-)
+from dewmark_lab.schemes.sentence.semstamp import UNUSABLE, GrowingText, SentenceDrafts, SentenceUnits, keyed
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace, encode
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 from dewmark_lab.sentences import sentences
 
 _MAX_CHANNELS = 64
@@ -79,7 +73,7 @@ class PMark(Scheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> PMarkBound:
         space = _space(stored_encoder(state, workspace))
-        return PMarkBound(self, host, fingerprint, secret=stored_secret(state), space=space)
+        return PMarkBound(self, host, fingerprint, secret=secret_of(state), space=space)
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class PMarkBound(SentenceUnits):
     ) -> None:
         super().__init__(scheme, host, fingerprint)
         self._secret, self._space = secret, space
-        self.directions = _orthonormal(key_stream(secret, "directions").normals(scheme.channels, space.dim))
+        self.directions = _orthonormal(keyed(secret, "directions").normals(scheme.channels, space.dim))
 
     def bits(self, number: int) -> F64:
         """The bits (b,) of a text's sentence of this number, counted from 0."""

@@ -40,7 +40,7 @@ from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 from dewmark_lab.sentences import first_end, sentences
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class SentenceScheme(Scheme):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
         """Rebuild the bound scheme from a stored detector, which holds the space."""
         space = SentenceSpace.restored(state, workspace)
-        return SentenceBound(self, host, fingerprint, secret=stored_secret(state), space=space)
+        return SentenceBound(self, host, fingerprint, secret=secret_of(state), space=space)
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[SentenceBound]:
         """Bind the scheme to several keys; sentences are embedded once for all of them."""
@@ -165,7 +165,7 @@ class SentenceBins(ABC):
         """Unit rows (N, r) to bins (N,), and their distance from the bin's border less the margin (N,)."""
 
 
-def key_stream(secret: bytes, purpose: str) -> KeyStream:
+def keyed(secret: bytes, purpose: str) -> KeyStream:
     """The secret's random numbers for one purpose."""
     return KeyStream(hashlib.blake2b(purpose.encode(), key=secret, digest_size=32).digest())
 
@@ -221,7 +221,7 @@ class SentenceBound(SentenceUnits):
             )
         self.partition: Partition = np.zeros((count, count), dtype=bool)
         for before in range(count):
-            order = key_stream(secret, f"after {before}").permutation(count)
+            order = keyed(secret, f"after {before}").permutation(count)
             self.partition[before, order[: self._accepted]] = True
 
     def drafts(self, prompts: Sequence[str]) -> SentenceDrafts:
@@ -428,7 +428,7 @@ class SemStamp(SentenceScheme):
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
         """The bins between the key's hyperplanes."""
-        normals = key_stream(secret, "hyperplanes").normals(self.dimensions, space.dim)
+        normals = keyed(secret, "hyperplanes").normals(self.dimensions, space.dim)
         return HyperplaneBins(normals / np.linalg.norm(normals, axis=1, keepdims=True), self.margin)
 
 

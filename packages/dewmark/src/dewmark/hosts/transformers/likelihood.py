@@ -9,7 +9,6 @@ Boundary: token ids in, logits out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -56,12 +55,7 @@ def _batch_logits(
     rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
     ids, mask = pad_left(rows, fill_id=fill_id, device=device)
     accepted = forward_parameters(model)
-    inputs: dict[str, Any] = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "return_dict": True,
-        "use_cache": False,
-    }
+    inputs = {"input_ids": ids, "attention_mask": mask, "return_dict": True, "use_cache": False}
     if "position_ids" in accepted:
         inputs["position_ids"] = (mask.cumsum(dim=-1) - 1).clamp(min=0)
     if "logits_to_keep" in accepted:

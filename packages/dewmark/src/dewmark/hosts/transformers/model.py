@@ -259,9 +259,8 @@ def _load_model(
         from transformers import AutoModelForCausalLM
 
         with quiet_libraries():
-            model: CausalLM = AutoModelForCausalLM.from_pretrained(
-                source.location, dtype=dtype, **source.options
-            )
+            opened = functools.partial(AutoModelForCausalLM.from_pretrained, source.location)
+            model: CausalLM = opened(dtype=dtype, **source.options)
             if device.type == "cuda":
                 share_keys(model)
             return model.to(device)

@@ -180,7 +180,7 @@ class HFTokenizer:
             expected = ids["identity"]
         except Exception as error:  # the backend raises bare Exceptions
             raise ArtifactError(
-                f"the tokenizer in {folder} is corrupt or incomplete: make it anew"
+                f"the tokenizer in {folder} is corrupt or incomplete: make another"
             ) from error
         if tokenizer.identity != expected:
             raise ArtifactError(
