@@ -12,11 +12,7 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.errors import (
-    ArtifactError,
-    ModelError,
-    StorageError,
-)
+from dewmark.errors import ArtifactError, ModelError, StorageError
 from dewmark.hosts.fake import FakeHost, tiny_model
 
 PROMPT = " the old bridge over the river"

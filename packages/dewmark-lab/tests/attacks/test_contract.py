@@ -58,10 +58,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.fixture(params=CASES)
 def settings(
-    request: pytest.FixtureRequest,
-    places: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, dict[str, object]]:
     """The name and settings of one case, with everything that it needs."""
     fake_neural(monkeypatch)

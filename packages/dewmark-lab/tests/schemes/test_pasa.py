@@ -125,10 +125,7 @@ def test_distribution_of_weighted_matches_agrees_with_all_outcomes() -> None:
 @pytest.mark.parametrize("test", ["weighted", "count", "race"])
 def test_p_values_are_exact_whatever_the_model_says(cache: Path, kind: str, scale: float, test: str) -> None:
     """Even if the model did not write the text."""
-    text = {
-        "random": numbers(120),
-        "a loop": " ".join([numbers(13, seed=2)] * 9),
-    }[kind]
+    text = {"random": numbers(120), "a loop": " ".join([numbers(13, seed=2)] * 9)}[kind]
     model = Frozen(scale=scale)
     workspace = Workspace(cache=cache, open_host=lambda name: model)
     keys = [key(i) for i in range(KEYS)]

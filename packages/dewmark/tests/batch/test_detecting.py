@@ -13,13 +13,7 @@ from dewmark.batch import DetectorSpec, Document, detect_file, detecting, open_s
 from dewmark.batch.detecting import ScoringWorker
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
-from dewmark.errors import (
-    ConfigError,
-    DewmarkError,
-    InputError,
-    KeyFileError,
-    StorageError,
-)
+from dewmark.errors import ConfigError, DewmarkError, InputError, KeyFileError, StorageError
 from dewmark.stats.multiple_testing import benjamini_hochberg
 
 ROWS = texts(57)

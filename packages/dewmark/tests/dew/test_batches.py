@@ -18,11 +18,7 @@ from dewmark.text.windows import ABSENT
 from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(32)))
-CONFIGURATIONS = {
-    "words": ("dew", {}),
-    "tokens": ("dew-paper", COMPOSED),
-    "window": ("dew-paper", {}),
-}
+CONFIGURATIONS = {"words": ("dew", {}), "tokens": ("dew-paper", COMPOSED), "window": ("dew-paper", {})}
 
 
 @pytest.fixture(scope="module")

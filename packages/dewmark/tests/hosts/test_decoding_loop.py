@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
-)
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
