@@ -64,7 +64,7 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
     ("arguments", "said"),
     [
         (["--method", "guess"], "method must be one of counts, embedding, got 'guess'"),
-        (["--method", "embedding"], "attacks dew only, not unigram"),
+        (["--method", "embedding"], "attacks dew, not unigram"),
         (["--with", "height=3"], "unknown parameter 'height'"),
         (["--mode", "scrub", "--texts", "40"], "leaves none to learn from"),
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),

@@ -94,5 +94,5 @@ def test_vectors_do_not_depend_on_the_batch(
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.bin").write_bytes(b"E5S1" + bytes(10))
-    with pytest.raises(ModelError, match=r"broken.bin is not a model of this kind"):
+    with pytest.raises(ModelError, match=r"broken.bin is no such model"):
         read_model(tmp_path / "broken.bin")
