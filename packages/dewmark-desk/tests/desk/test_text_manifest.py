@@ -36,11 +36,7 @@ PEM = serialization.Encoding.PEM
 
 def certificate(subject, own, issuer, signing, *, ca):
     def name(common):
-        parts = {
-            NameOID.COUNTRY_NAME: "DE",
-            NameOID.ORGANIZATION_NAME: "Example",
-            NameOID.COMMON_NAME: common,
-        }
+        parts = {NameOID.COUNTRY_NAME: "DE", NameOID.ORGANIZATION_NAME: "Maker", NameOID.COMMON_NAME: common}
         return x509.Name([x509.NameAttribute(oid, value) for oid, value in parts.items()])
 
     usage = dict.fromkeys(

@@ -67,8 +67,7 @@ def test_joined_forms_are_added(wordfreq) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
-    [({"eu": 5}, "'eu' has no whole words"), ({"tlh": 5}, "no word list for 'tlh'")],
+    ("sizes", "said"), [({"eu": 5}, "'eu' has no whole words"), ({"tlh": 5}, "no word list for 'tlh'")]
 )
 def test_languages_that_a_lexicon_cannot_serve(wordfreq, sizes, said) -> None:
     with pytest.raises(ConfigError, match=said):

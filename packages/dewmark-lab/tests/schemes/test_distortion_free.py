@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.engine_marks.toy_host import random_logits, random_words
+from tests.engine_marks.toy_host import random_words, raw_logits
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -204,7 +204,7 @@ def test_context_is_forgotten_after_the_history(bind) -> None:
 
 
 def test_support_includes_every_token_of_finite_logit() -> None:
-    scores = random_logits(4, 1000)
+    scores = raw_logits(4, 1000)
     assert support(scores) is None
     cut = torch.full_like(scores, -math.inf)
     for row, width in enumerate((3, 40, 1, 17)):
@@ -231,7 +231,7 @@ def test_slots_act_as_a_permutation_if_no_two_tokens_share_one(alpha) -> None:
     keyed = random_words(200, 20)
     slots = slots_of(keyed)
     alone = torch.tensor([len(set(row)) == 20 for row in slots.tolist()])
-    keyed, slots, p = keyed[alone], slots[alone], random_logits(200, 20)[alone].softmax(1)
+    keyed, slots, p = keyed[alone], slots[alone], raw_logits(200, 20)[alone].softmax(1)
     assert len(p) > 100  # 20 tokens in 4,096 slots: 95% of the rows
     factors = dip_factors(slot_masses(p, slots), alpha).gather(1, slots)
     for row, k, f in zip(p.double().numpy(), torch_uniforms(keyed).numpy(), factors.numpy(), strict=True):
@@ -239,7 +239,7 @@ def test_slots_act_as_a_permutation_if_no_two_tokens_share_one(alpha) -> None:
 
 
 def test_reweighted_probabilities_add_up() -> None:
-    p, slots = random_logits(50, 6000).softmax(1), slots_of(random_words(50, 6000))
+    p, slots = raw_logits(50, 6000).softmax(1), slots_of(random_words(50, 6000))
     factors = dip_factors(slot_masses(p, slots), 0.3)
     assert factors.shape == (50, SLOTS)
     torch.testing.assert_close(

@@ -16,12 +16,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import weighted_bernoulli_pmf
-from dewmark_lab.schemes.keyed_sampling.pasa import (
-    PASA,
-    auxiliary_distribution,
-    cluster_masses,
-    token_clusters,
-)
+from dewmark_lab.schemes.keyed_sampling.pasa import PASA, auxiliary_distribution, masses_of, token_clusters
 
 KEYS = 80
 RNG = np.random.default_rng(5)
@@ -68,7 +63,7 @@ def test_clusters_are_those_of_the_embeddings(cache: Path) -> None:
 def test_auxiliary_distribution_sums_to_one() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
     clusters = (torch.arange(50) % 4).expand(6, -1)
-    masses = cluster_masses(logits, clusters, 4)
+    masses = masses_of(logits, clusters, 4)
     torch.testing.assert_close(masses.sum(dim=1), torch.ones(6))
     assert (masses[:, 4] == 0).all()
     for alpha in (0.1, 0.5, 1.0):

@@ -96,7 +96,7 @@ def _draw(run: RunResults, configuration: Mapping[str, Any]) -> list[Drawn]:
         (
             "robustness-perplexity",
             _TRADE_OFF,
-            plots.robustness_against_perplexity(evaluation, run.quality, rate=rate),
+            plots.robustness_by_perplexity(evaluation, run.quality, rate=rate),
         )
     )
     return drawn

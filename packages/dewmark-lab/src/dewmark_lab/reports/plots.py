@@ -200,7 +200,7 @@ def has_bands(evaluation: Evaluation) -> bool:
     return len(evaluation.schemes) <= len(COLOURS)
 
 
-def robustness_against_perplexity(
+def robustness_by_perplexity(
     evaluation: Evaluation, quality: Mapping[str, QualityFigures], *, rate: float = 0.01
 ) -> Figure | None:
     """Robustness against median perplexity, a panel per attack; None if no marked text was judged."""

@@ -214,7 +214,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         for start in range(0, len(logits), _LOGIT_ROWS):
             part = logits[start : start + _LOGIT_ROWS].masked_fill(forbidden, -float("inf"))
             part = warp(part, decoding)
-            found = cluster_masses(part, clusters.expand(len(part), -1), scheme.clusters)
+            found = masses_of(part, clusters.expand(len(part), -1), scheme.clusters)
             masses[start : start + len(part)] = found.cpu().numpy()
         return masses
 
@@ -242,7 +242,7 @@ class ClusterSession(ReweightingSession):
         """Histories (batch, h) and the candidates' logits (batch, m) to new logits, same shape."""
         table = self._clusters.to(logits.device)
         clusters = table.expand(len(logits), -1) if candidates is None else table[candidates]
-        masses = cluster_masses(logits, clusters, self._count)
+        masses = masses_of(logits, clusters, self._count)
         pmf = auxiliary_distribution(masses, self._alpha)
         # an exponential race on probabilities: P(ζ) = pmf(ζ) over keys
         zeta = (pmf / self._hash.uniforms(contexts).log_().neg_()).argmax(dim=1, keepdim=True)
@@ -252,7 +252,7 @@ class ClusterSession(ReweightingSession):
         return logits + factors.log().gather(1, clusters)
 
 
-def cluster_masses(logits: torch.Tensor, clusters: torch.Tensor, count: int) -> torch.Tensor:
+def masses_of(logits: torch.Tensor, clusters: torch.Tensor, count: int) -> torch.Tensor:
     """Logits of tokens and their clusters, both (batch, m), to masses Q (batch, count + 1), float32."""
     masses = logits.new_zeros((len(logits), count + 1))
     return masses.scatter_add_(1, clusters, logits.softmax(dim=1))

@@ -165,13 +165,13 @@ def token_parameters(artifact: Artifact, host: HostInfo, workspace: Workspace) -
         stored = load_bundle(path).arrays
         return TokenParameters(np.array(stored["gamma"]), np.array(stored["delta"]))
     except (ArtifactError, KeyError):
-        found = _evaluate(artifact.arrays, network_inputs(host.embeddings()))
+        found = _evaluate(artifact.arrays, inputs_of(host.embeddings()))
         arrays = {"gamma": found.gamma, "delta": found.delta}
         save_bundle(path, meta={"artifact": artifact.identity, "host": host.identity}, arrays=arrays)
         return found
 
 
-def network_inputs(embeddings: F32) -> F32:
+def inputs_of(embeddings: F32) -> F32:
     """A host's embedding table (vocab, d_T) to the networks' inputs (vocab + 1, d_T); the last row is 0."""
     centred = embeddings - embeddings.mean(axis=0, dtype=np.float64).astype(np.float32)
     scale = np.sqrt(np.mean(centred**2, axis=1, keepdims=True))
