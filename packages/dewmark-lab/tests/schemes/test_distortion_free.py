@@ -164,9 +164,7 @@ def repetitive_texts(host) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "settings", "test"), SCHEMES_AND_TESTS)
-def test_p_values_are_uniform_over_keys_on_repetitive_text(
-    repetitive_texts, bind, name, settings, test
-) -> None:
+def test_p_values_are_uniform_on_repetitive_text(repetitive_texts, bind, name, settings, test) -> None:
     p = np.array(
         [
             bind(name, settings, i.to_bytes(2, "big") * 16).detect(repetitive_texts[i % 4], test=test).p_value

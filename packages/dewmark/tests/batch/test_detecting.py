@@ -129,9 +129,7 @@ def test_a_bad_row_ends_the_run_and_keeps_the_blocks_before_it(detector, tmp_pat
     assert len((tmp_path / "out.jsonl.partial").read_text(encoding="utf-8").splitlines()) == 1 + 4
 
 
-def test_two_workers_give_the_same_rows_even_if_one_is_killed(
-    detector, expected, jsonl, tmp_path, monkeypatch
-):
+def test_two_workers_give_the_same_rows_if_one_is_killed(detector, expected, jsonl, tmp_path, monkeypatch):
     monkeypatch.setattr(detecting, "ScoringWorker", DyingWorker)
     monkeypatch.setenv("DEWMARK_TEST_DIED", str(tmp_path / "died"))
     made = tmp_path / "out.parquet"

@@ -74,9 +74,7 @@ class TestCalibrate:
         ("last", "said"),
         [('{"language": "en"}', 'neg.jsonl, line 102 has no "text"'), ("{", "line 102: not a line of JSON")],
     )
-    def test_a_bad_line_is_reported_before_models_are_loaded(
-        self, calibrate, negatives, tmp_path, last, said
-    ):
+    def test_a_bad_line_is_reported_before_models_load(self, calibrate, negatives, tmp_path, last, said):
         with negatives.open("a") as stream:
             stream.write(last + "\n")
         error = calibrate("--host", "nowhere").error

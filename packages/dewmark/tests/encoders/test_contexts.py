@@ -32,9 +32,7 @@ def test_composed_is_the_whitened_mean(host, tmp_path) -> None:
     got = ComposedContexts(table).vectors(windows)
     for i, ids in enumerate(([10, 20, 30], [40, 41])):
         raw = encoder.encode(host.info.tokenizer.decode([[j] for j in ids])).mean(axis=0, keepdims=True)
-        np.testing.assert_allclose(
-            got[i], normalize_rows(whitening.apply(raw))[0], atol=5e-3
-        )  # float16 table
+        np.testing.assert_allclose(got[i], normalize_rows(whitening.apply(raw))[0], atol=5e-3)  # float16
     assert (got[2] == 0).all()
     assert (table[:4] == 0).all()
     assert (table[300:] == 0).all()
