@@ -77,17 +77,5 @@ def test_bad_options(run, tiny, key_file, tmp_path, arguments, said):
     lines = [json.dumps({"prompt": "the sea", "text": f" a hill {i} and the river " * 4}) for i in range(40)]
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(lines))
-    given = [
-        "--marked",
-        file,
-        "--base",
-        file,
-        "--humans",
-        file,
-        "--key",
-        key_file,
-        "--scheme",
-        "unigram",
-        "-q",
-    ]
-    assert said in run("steal", *given, *arguments).error
+    given = ["--marked", file, "--base", file, "--humans", file, "--key", key_file, "-q"]
+    assert said in run("steal", *given, "--scheme", "unigram", *arguments).error
