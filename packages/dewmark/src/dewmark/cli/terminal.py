@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "check_writable", "emit", "printable", "results", "save_text", "say", "write"]
 
 # C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
-_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
 # Unicode line ends that JSON does not escape, although many readers split lines there.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
