@@ -83,7 +83,7 @@ def _parsed(text: str, bound: BoundScheme, *, own: bool) -> MeasuredPower | None
         strength, language = Strength(**given["strength"]), given.get("language")
         measured = MeasuredPower(strength, str(given["host"]), own, language and str(language))
     except (ValueError, KeyError, TypeError):
-        raise ArtifactError("a detector's power.json is corrupt: write it anew by dewmark power") from None
+        raise ArtifactError("a detector's power.json is corrupt: renew it by dewmark power --out") from None
     if not same and own:
         raise ArtifactError(
             "a detector's power.json was measured with other settings: measure again with dewmark power --out"

@@ -107,7 +107,7 @@ def signed(us):
 def test_a_manifest_says_who_signed_what(signed, us):
     found = read_manifest(signed, roots=us[1])
     assert (found.state, found.text) == ("trusted", example_text())
-    assert found.signer == "us, Example"
+    assert found.signer == "us, Maker"
     assert found.generator is not None
     assert found.generator.startswith("dewmark ")
     assert (found.model, found.fingerprint) == ("tiny", KEY.fingerprint)
