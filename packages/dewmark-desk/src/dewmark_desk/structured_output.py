@@ -118,9 +118,8 @@ class GrammarSession(ChoosingSession):
         import torch
 
         step = input_ids.shape[1] - self._start
-        for matcher, ids in zip(
-            self._matchers, input_ids[:, self._start + self._read :].tolist(), strict=True
-        ):
+        unread = input_ids[:, self._start + self._read :].tolist()
+        for matcher, ids in zip(self._matchers, unread, strict=True):
             if not matcher.is_stopped():
                 matcher.consume_tokens(ids)
         self._read = step

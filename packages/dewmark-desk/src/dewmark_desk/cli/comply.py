@@ -49,7 +49,7 @@ def comply(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:SET=VALUE,…]", show_default="all small ones", help="Attack; repeatable."),
+        typer.Option(metavar="NAME[:SET=VALUE,…]", show_default="those of no large model", help="Attack."),
     ] = None,
     judge: Annotated[
         str | None, typer.Option(metavar="MODEL", show_default="the host", help="Model to judge perplexity.")

@@ -19,7 +19,7 @@ app = typer.Typer(help="Which parts of a text are marked, and the proof of it.",
 @app.command()
 def explain(
     text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
-    prompt: Annotated[Path | None, typer.Option(metavar="FILE", help="The prompt, which is quoted.")] = None,
+    prompt: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt that texts may quote.")] = None,
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     key: options.OptionalKeyFile = None,
     json_: options.Json = False,

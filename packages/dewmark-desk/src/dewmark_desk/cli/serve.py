@@ -144,7 +144,7 @@ def serve(
         bool, typer.Option("--require-tokens", help="Require a token, even before the first one is made.")
     ] = False,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="Host name without tokens; repeatable.")
+        list[str] | None, typer.Option(metavar="HOST", help="Without tokens, answer this host; repeatable.")
     ] = None,
     log_queries: Annotated[
         bool, typer.Option("--log-queries", help="Log who asked about which text, by hashes (dewmark log).")

@@ -46,16 +46,18 @@ def new(
     per_minute: Annotated[float, typer.Option(metavar="N", help="Texts per minute.")] = 600.0,
     budget: Annotated[
         int | None,
-        typer.Option(metavar="N", show_default="1,000 for detect-public, else none", help="Texts in total."),
+        typer.Option(metavar="N", show_default="1,000 for detect-public, else any", help="Texts in total."),
     ] = None,
     budget_bytes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", show_default="2,000,000 for detect-public, else none", help="Bytes of text in total."
+            metavar="N", show_default="2,000,000 for detect-public, else any", help="Bytes of text in total."
         ),
     ] = None,
     unlimited: Annotated[bool, typer.Option("--unlimited", help="No budget, for detect-public too.")] = False,
-    days: Annotated[float | None, typer.Option(metavar="N", show_default="never", help="Its days.")] = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="N", show_default="never", help="Days until it expires.")
+    ] = None,
     store: StoreUrl = None,
     json_: options.Json = False,
 ) -> None:

@@ -29,7 +29,7 @@ def evaluate(
         typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the model, after an ATTACK."),
     ] = None,
     human: Annotated[
-        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human ones.")
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human-written texts.")
     ] = None,
     scores: Annotated[
         Path | None, typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce, not files.")

@@ -25,7 +25,7 @@ _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
 
 def quality(
     key: Annotated[
-        list[Path] | None, typer.Option("--key", metavar="FILE", help="Key to measure; else fresh ones.")
+        list[Path] | None, typer.Option("--key", metavar="FILE", help="Key to measure, else fresh ones.")
     ] = None,
     keys: Annotated[int | None, typer.Option(min=1, show_default="4", help="Fresh keys to measure.")] = None,
     host: options.Host = None,
@@ -53,7 +53,7 @@ def quality(
             help="Tasks with checked answers: the package's, JSONL files of your own, or none.",
         ),
     ] = None,
-    items: Annotated[int | None, typer.Option(min=2, show_default="all", help="Items of a task.")] = None,
+    items: Annotated[int | None, typer.Option(min=2, show_default="all", help="Items per task.")] = None,
     judge: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Chat model that weighs each pair twice (slow).")
     ] = None,
@@ -152,16 +152,14 @@ def _keys(files: Sequence[Path] | None, number: int | None) -> list[Key]:
     return found
 
 
-def _suites(
-    source: str, texts: int, answers: int, answered: int, tasks: str, items: int | None
-) -> list[Suite]:
+def _suites(source: str, texts: int, answers: int, varied: int, tasks: str, items: int | None) -> list[Suite]:
     from dewmark_lab.prompt_sources import prompt_texts
     from dewmark_lab.quality.measuring import PROSE, VARIETY, Suite
     from dewmark_lab.quality.tasks import TaskItem, task_items
 
     if answers == 1:
         raise ConfigError("--answers must be 0 or at least 2: one answer cannot be compared")
-    varied = answered if answers else 0
+    varied = varied if answers else 0
     asked = [TaskItem(row["id"], row["text"]) for row in prompt_texts(source, max(texts, varied))]
     suites = [Suite(PROSE, asked[:texts])]
     suites += [Suite(VARIETY, asked[:varied], answers)] if answers else []

@@ -130,12 +130,8 @@ class HostTexts(TrainingTexts):
                 batch_size=BATCH,
                 decoding=self._decoding,
             )
-            file.append(
-                [
-                    {"text": each.text if self._answers else f"{each.prompt}{each.text}"}
-                    for each in generations
-                ]
-            )
+            texts = [each.text if self._answers else each.prompt + each.text for each in generations]
+            file.append([{"text": text} for text in texts])
         self._progress(description, wanted, wanted)
         return [row["text"] for row in file.read()][:number]
 

@@ -52,7 +52,7 @@ def detect(
     fpr: options.FalsePositiveRate = 0.01,
     roots: options.Roots = None,
     passages: Annotated[
-        bool, options.of_test("--passages", help="Search for passages too, as dewmark locate; p pays.")
+        bool, options.of_test("--passages", help="Search for passages too; p-values pay for it.")
     ] = False,
     translate_back: Annotated[
         bool,

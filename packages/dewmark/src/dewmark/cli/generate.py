@@ -45,7 +45,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
-        int | None, typer.Option(min=0, show_default="random", help="Seed of the first text; text i: + i.")
+        int | None, typer.Option(min=0, show_default="random", help="Seed; text i gets seed + i.")
     ] = None,
     chat: Annotated[
         bool | None,

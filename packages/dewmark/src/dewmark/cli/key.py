@@ -101,7 +101,9 @@ def show(
 @app.command()
 def rotate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A key file, which gets a new epoch.")],
-    epoch: Annotated[str | None, typer.Option(metavar="NAME", show_default="today", help="Its name.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="today", help="Name of the new epoch.")
+    ] = None,
     ring: Annotated[
         int | None, typer.Option(min=1, metavar="N", show_default="as before", help="Size of the new ring.")
     ] = None,
