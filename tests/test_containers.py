@@ -66,9 +66,7 @@ def test_the_service_has_limits_and_no_rights():
 
 def test_base_images_are_named_by_digests_only():
     names = [COMPOSE["services"]["db"]["image"], *COMPOSE["services"]["desk"]["build"]["args"].values()]
-    assert all(
-        re.fullmatch(r"\$\{[A-Z]+_IMAGE:\?make images .*\}", name) for name in names
-    )  # none by default
+    assert all(re.fullmatch(r"\$\{[A-Z]+_IMAGE:\?make images .*\}", name) for name in names)  # no default
     assert set(re.findall(r"^FROM (\S+)", IMAGE, re.MULTILINE)) == {"${PYTHON}"}
     assert "ARG PYTHON\n" in IMAGE
 

@@ -8,11 +8,7 @@ from typing import Any
 
 from tests.golden.api import detecting, worlds, writing
 
-PROMPTS = [
-    " the old bridge over the river was not there when they came",
-    " water",
-    " people of the town",
-]
+PROMPTS = [" the old bridge over the river was not there when they came", " water", " people of the town"]
 SEEDS = [11, 12, 13]
 TOKENS = 60
 SHORT = 16

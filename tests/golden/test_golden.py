@@ -8,10 +8,7 @@ from tests.golden.api import worlds
 from tests.golden.compare import ELSEWHERE, differences
 
 SOME = {
-    "dew": (
-        "dew: lexicon (the default)",
-        "dew: tokens bias, window raw contexts (the paper)",
-    ),
+    "dew": ("dew: lexicon (the default)", "dew: tokens bias, window raw contexts (the paper)"),
     "baselines": ("baseline: kgw",),
     "stored": ("detectors kept in the repository", "keys", "words and languages"),
 }

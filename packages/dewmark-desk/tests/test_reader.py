@@ -110,7 +110,7 @@ def test_a_detector_without_a_host_needs_the_readers_name(watermark, tmp_path, t
 def test_files_and_the_command_line(watermark, text, tmp_path) -> None:
     KEY.save(tmp_path / "a.key")
     Key(bytes(32)).save(tmp_path / "b.key")
-    (tmp_path / "texts.jsonl").write_text(json.dumps({"id": 1, "text": text, "prompt": PROMPT}) + "\n")
+    (tmp_path / "text.jsonl").write_text(json.dumps({"id": 1, "text": text, "prompt": PROMPT}) + "\n")
     expected = watermark.detector(reader="host").detect(text, prompt=PROMPT)
     spec = DetectorSpec(keys=(tmp_path / "a.key",), reader="tiny")
     assert spec.open().identity != dataclasses.replace(spec, reader=None).open().identity
@@ -118,16 +118,7 @@ def test_files_and_the_command_line(watermark, text, tmp_path) -> None:
         options = [part for name in keys for part in ("--key", str(tmp_path / name))]
         run = CliRunner().invoke(
             command_line(["detect"]),
-            [
-                "detect",
-                "--jsonl",
-                str(tmp_path / "texts.jsonl"),
-                *options,
-                "--reader",
-                "tiny",
-                "--json",
-                "-q",
-            ],
+            ["detect", "--jsonl", str(tmp_path / "text.jsonl"), *options, "--reader", "tiny", "--json", "-q"],
         )
         assert run.exit_code == 0, run.output
         row = json.loads(run.stdout)

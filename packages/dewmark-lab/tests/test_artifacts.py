@@ -88,7 +88,7 @@ def test_one_changed_byte_is_found(folder):
 def test_another_scheme_s_artifact_is_rejected(folder):
     with pytest.raises(ArtifactError) as found:
         load_artifact(str(folder), scheme="ts")
-    one_line(found, "of sir, not of ts", "dewmark train ts")
+    one_line(found, "of sir, not ts", "dewmark train ts")
 
 
 class TestProvenance:

@@ -35,7 +35,7 @@ FORMS = (
         f"{a}{b}{c}"
         for a in ("ka", "lo", "mi", "su")
         for b in ("ra", "te", "no")
-        for c in ("", "m", "s", "ta")
+        for c in ("", "m", "s", "t")
     ),
 )
 LISTED = FormList(

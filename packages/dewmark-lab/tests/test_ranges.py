@@ -12,12 +12,7 @@ from dewmark.registry import SCHEMES
 from dewmark_lab.attacks.stealing.steal import StealSettings
 from dewmark_lab.chat.settings import ChatSettings
 
-KINDS = [
-    *(SCHEMES[name] for name in SCHEMES),
-    *(ATTACKS[name] for name in ATTACKS),
-    ChatSettings,
-    StealSettings,
-]
+KINDS = [*SCHEMES.values(), *ATTACKS.values(), ChatSettings, StealSettings]
 
 
 def outside(allowed: str) -> list[float]:

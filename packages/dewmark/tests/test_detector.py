@@ -12,11 +12,7 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.errors import (
-    ArtifactError,
-    ModelError,
-    StorageError,
-)
+from dewmark.errors import ArtifactError, ModelError, StorageError
 from dewmark.hosts.fake import FakeHost, tiny_model
 
 PROMPT = " the old bridge over the river"
@@ -30,16 +26,10 @@ def make_watermark(**settings: object) -> dewmark.Watermark:
     return dewmark.Watermark(dewmark.Key(SECRET), host=FakeHost(400), scheme="dew-paper", settings=settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"whiten_contexts": True},
-        {"context_encoding": "window"},
-        {"mode": "token_only"},
-        {"mode": "neither"},
-    ],
-)
+MODES = [{"mode": "token_only"}, {"mode": "neither"}]
+
+
+@pytest.mark.parametrize("settings", [{}, {"whiten_contexts": True}, {"context_encoding": "window"}, *MODES])
 def test_a_saved_detector_agrees_without_weights(bag_encoder, tmp_path, settings) -> None:
     watermark = make_watermark(**settings)
     scheme = watermark.scheme

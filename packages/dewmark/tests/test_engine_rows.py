@@ -66,12 +66,7 @@ class Text:
         self.ids: list[int] = []
         self.marked: list[torch.Tensor] = []
         prompt = torch.tensor([self.prompt])
-        mark = bound.processor(
-            prompt,
-            torch.ones_like(prompt),
-            seeds=[number],
-            decoding=self.decoding,
-        )
+        mark = bound.processor(prompt, torch.ones_like(prompt), seeds=[number], decoding=self.decoding)
         for _ in range(length):
             ids = [*self.prompt, *self.ids]
             self.marked.append(mark(torch.tensor([ids]), logits_for(ids)))

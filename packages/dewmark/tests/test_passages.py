@@ -206,10 +206,7 @@ def test_keys_of_two_tenants_in_one_text(host, scheme):
     ours, _, _ = mixed(host, scheme)
     theirs, _, _ = mixed(host, other)
     located = dewmark.locate(ours + " " + theirs, [scheme, other])
-    assert [passage.key_fingerprint for passage in located.passages] == [
-        scheme.fingerprint,
-        other.fingerprint,
-    ]
+    assert [one.key_fingerprint for one in located.passages] == [scheme.fingerprint, other.fingerprint]
     assert located.passages[0].end < len(ours) < located.passages[1].start
 
 

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers.generation.logits_process import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from dewmark.decoding import Decoding
 from dewmark.sampling import RandomStreams, draw, filter_logits, race, warp

@@ -15,12 +15,7 @@ import torch
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.errors import (
-    ConfigError,
-    ModelError,
-    UnknownNameError,
-    VocabularyError,
-)
+from dewmark.errors import ConfigError, ModelError, UnknownNameError, VocabularyError
 from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.registry import SCHEMES

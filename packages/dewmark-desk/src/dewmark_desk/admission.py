@@ -92,10 +92,9 @@ def admitted(
     queries: Sequence[Query], how: Examination, settings: Settings, *, job: bool = False
 ) -> list[Query]:
     """The queries with their prompts cut; raises an error unless they are valid, few and small enough."""
-    made = []
-    count, most = (
-        (settings.audit_texts, settings.audit_bytes) if job else (settings.texts, settings.request_bytes)
-    )
+    made, count, most = [], settings.texts, settings.request_bytes
+    if job:
+        count, most = settings.audit_texts, settings.audit_bytes
     if len(queries) > count:
         raise ApiError(422, "invalid_request", f"texts: at most {count:,} per request, got {len(queries):,}")
     for i, query in enumerate(queries):
@@ -106,11 +105,8 @@ def admitted(
             raise ApiError(413, "text_too_large", f"{what} has more than {limit:,} bytes")
         made.append(dataclasses.replace(query, prompt=context_of(query.prompt, how)))
     if sum(size_of(query) for query in made) > most:
-        raise ApiError(
-            413,
-            "texts_too_large",
-            f"the texts have more than {most:,} bytes together: send fewer, or a batch",
-        )
+        said = f"the texts have more than {most:,} bytes together: send fewer, or a batch"
+        raise ApiError(413, "texts_too_large", said)
     return made
 
 

@@ -36,6 +36,7 @@ PREFIX = "dwm"
 # The default budget of a public token. Among a thousand verdicts at a level of 1e-4 (public_fpr) 0.1 are
 # "marked" by chance, and they are too few bits to learn which words count.
 PUBLIC_TEXTS, PUBLIC_BYTES = 1_000, 2_000_000
+Clock = Callable[[], float]
 BURST = 60.0  # how many seconds of its rate a token may use at once
 _CACHE_SECONDS = 1.0  # how long a lookup is cached, and so how long a revocation takes
 _CACHE_SIZE = 10_000
@@ -102,13 +103,7 @@ class Rejected(Exception):  # noqa: N818 - a state, not a fault
 class Tokens:
     """The tokens of a store; ``clock`` is the time of day, ``ticks`` a clock that cannot be set."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Callable[[], float] = time.time,
-        ticks: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: Store, *, clock: Clock = time.time, ticks: Clock = time.monotonic) -> None:
         self._store, self._clock, self._ticks = store, clock, ticks
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[float, tuple[Caller, str] | None]] = {}
@@ -237,10 +232,7 @@ class Tokens:
             raise Rejected(wait=wait)
 
     def spend(self, caller: Caller, texts: int, *, requests: int | None = None, size: int = 0) -> None:
-        """Count texts and their ``size`` in bytes against the budget, and texts (or ``requests``) as rate.
-
-        A request that is `Rejected` costs nothing.
-        """
+        """Count texts and their bytes on the budget, and as rate; a request that is `Rejected` is free."""
         if not caller.id:
             return
         now, cost = self._clock(), 60.0 * (texts if requests is None else requests) / caller.per_minute

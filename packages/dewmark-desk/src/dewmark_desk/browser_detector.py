@@ -32,7 +32,7 @@ from dewmark.dew.expected import READ
 from dewmark.dew.matrix import start_columns
 from dewmark.dew.packaged_reader import PackagedReader
 from dewmark.dew.scheme import BoundDEW
-from dewmark.encoders.lexicon import FREQUENT, FREQUENT_TIMES, SIF, lexicon_folder
+from dewmark.encoders.lexicon import FREQUENT, MOST_TIMES, SIF, lexicon_folder
 from dewmark.errors import ConfigError, StorageError
 from dewmark.scheme import BoundScheme, reader_name
 from dewmark.storage import atomic_write, load_bundle
@@ -98,7 +98,7 @@ def _description(bound: BoundDEW) -> dict[str, Any]:
         "k": scheme.k,
         "flatten": scheme.flatten,
         "sif": SIF,
-        "frequent": {"above": FREQUENT, "times": FREQUENT_TIMES},
+        "frequent": {"above": FREQUENT, "times": MOST_TIMES},
         "least_length": least_length(reader_name(bound)),
         "matrices": sum(len(each.W) for each in bound.uses.epochs),
     }

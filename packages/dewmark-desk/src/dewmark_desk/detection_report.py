@@ -77,11 +77,7 @@ def report_claims(
     known = names_the_key(Verdict(found["verdict"]), keys)
     return {
         **_heading(REPORT, issuer),
-        "text": {
-            "sha256": text_digest(text),
-            "characters": len(text),
-            "name": name,
-        },
+        "text": {"sha256": text_digest(text), "characters": len(text), "name": name},
         "verdict": found["verdict"],
         "p_value": found["p_value"],
         "level": found["fpr"],
@@ -95,10 +91,7 @@ def report_claims(
         else None,
         "origin": _origin(found),
         "coverage": _places(found.get("coverage")),
-        "looks": {
-            **found["looks"],
-            "p_value_of_best_key": found.get("p_value_of_key", found["p_value"]),
-        },
+        "looks": {**found["looks"], "p_value_of_best_key": found.get("p_value_of_key", found["p_value"])},
         "technique": {
             "scheme": scheme.name,
             "summary": scheme.summary,
@@ -164,13 +157,11 @@ def render_report(signed: Signed, document: str) -> str:
         "Report": claims["id"],
         "Signer": f"{signed.signer} (Ed25519)",
     }
-    body = "".join(
-        f"<dt>{escape(term)}</dt><dd>{_shown(str(value))}</dd>" for term, value in rows.items() if value
-    )
+    told = {term: _shown(str(value)) for term, value in rows.items() if value}
+    body = "".join(f"<dt>{escape(term)}</dt><dd>{value}</dd>" for term, value in told.items())
     caveats = "".join(f"<li>{escape(each)}</li>" for each in claims["caveats"])
-    issued = (
-        f"{claims['issuer'] or 'Issuer not named'}, {claims['issued'][:10]} {claims['issued'][11:16]} UTC"
-    )
+    when = f"{claims['issued'][:10]} {claims['issued'][11:16]} UTC"
+    issued = f"{claims['issuer'] or 'Issuer not named'}, {when}"
     return html_page(
         f"Detection report {claims['id']}",
         f"<header><h1>Detection report</h1><p class='soft'>{_shown(issued)}</p></header>\n"

@@ -109,9 +109,7 @@ def _parse(suffix: str, data: bytes, limits: Limits) -> str:
 
 def too_long(limits: Limits) -> InputError:
     """The error for a file with too much text."""
-    return InputError(
-        f"the file contains more than {limits.characters:,} characters: paste the relevant part"
-    )
+    return InputError(f"the file has more than {limits.characters:,} characters: paste the relevant part")
 
 
 def plain_text(data: bytes) -> str:
@@ -121,9 +119,8 @@ def plain_text(data: bytes) -> str:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         if encoding != "utf-8" or not _is_western(data):
-            raise InputError(
-                f"the file is not {encoding} text (byte {error.start}): save it as UTF-8"
-            ) from None
+            said = f"the file is not {encoding} text (byte {error.start}): save it as UTF-8"
+            raise InputError(said) from None
         text, _ = codecs.charmap_decode(data, "strict", _WINDOWS_1252)
     if "\x00" in text:
         raise InputError("the file contains NUL characters: save it as UTF-8 text")
@@ -290,9 +287,8 @@ class _OpenDocumentText(_XmlText):
             self._after_space = True
         elif tag == f"{_TEXT}s":
             count = attributes.get(f"{_TEXT}c", "1")
-            self.write(
-                " " * (min(int(count[:9]), 2 * self.limits.characters + 1) if count.isdecimal() else 1)
-            )
+            number = int(count[:9]) if count.isdecimal() else 1
+            self.write(" " * min(number, 2 * self.limits.characters + 1))
         elif tag == f"{_TEXT}tab":
             self.write("\t")
         elif tag == f"{_TEXT}line-break":
@@ -363,11 +359,7 @@ def _reflow(lines: list[str]) -> str:
     return text
 
 
-_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {
-    ".pdf": _pdf,
-    ".docx": docx_text,
-    ".odt": odt_text,
-}
+_DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {".pdf": _pdf, ".docx": docx_text, ".odt": odt_text}
 SUFFIXES = (".txt", ".md", *_DOCUMENTS)
 
 

@@ -97,12 +97,7 @@ def seed_of(secret: bytes, asked: Mapping[str, Any], index: int) -> int:
 
 
 async def examine(
-    service: Service,
-    caller: Caller,
-    request_id: str,
-    endpoint: str,
-    queries: Sequence[Query],
-    how: Examination,
+    service: Service, caller: Caller, request: str, endpoint: str, queries: Sequence[Query], how: Examination
 ) -> list[Answer]:
     """The answers to a caller's queries."""
     queries = admitted(queries, how, service.settings)
@@ -114,8 +109,8 @@ async def examine(
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
     async with (
-        _priced(service, caller, queries) as price,
-        service.charged(caller, price, requests=rate, size=size),
+        _priced(service, caller, queries) as due,
+        service.charged(caller, due, requests=rate, size=size),
     ):
         pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:
@@ -123,7 +118,7 @@ async def examine(
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()
     if (log := service.query_log) is not None:
-        row = {"request": request_id, "token": caller.id, "endpoint": endpoint}
+        row = {"request": request, "token": caller.id, "endpoint": endpoint}
         texts, said = [query.text for query in queries], [answer.said for answer in answers]
         await service.in_thread(lambda: log.write(**row, texts=texts, answers=said))
     return answers

@@ -59,9 +59,8 @@ class FairPool:
         self.pace = 1.0
         """Seconds per estimated second, moving average."""
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"pool-{i}", daemon=True) for i in range(threads)
-        ]
+        names = (f"pool-{i}" for i in range(threads))
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 
@@ -71,23 +70,17 @@ class FairPool:
         return sum(len(task.items) for task in list(self._tasks))
 
     async def run(
-        self,
-        handler: Handler,
-        items: Sequence[Any],
-        *,
-        owner: str,
-        cost: float,
-        group: Hashable | None = None,
+        self, handler: Handler, items: Sequence[Any], *, owner: str, cost: float, group: Hashable = None
     ) -> list[Any]:
         """The results of ``handler`` for the items; one call may handle items of other requests, too.
 
         If the caller is cancelled before its turn, its items are not handled.
         """
-        return await asyncio.wrap_future(self._submit(handler, items, owner, cost, group))
+        return await asyncio.wrap_future(self._submit(handler, items, owner, cost, group, 1.0))
 
     def run_job(self, handler: Handler, items: Sequence[Any], *, owner: str, cost: float) -> list[Any]:
         """The same for a job in its own thread, which blocks; never rejected for overload."""
-        return self._submit(handler, items, f"job {owner}", cost, None, weight=JOB_WEIGHT).result()
+        return self._submit(handler, items, f"job {owner}", cost, None, JOB_WEIGHT).result()
 
     def close(self) -> None:
         """Finish accepted work, then stop."""
@@ -98,14 +91,7 @@ class FairPool:
             thread.join()
 
     def _submit(
-        self,
-        handler: Handler,
-        items: Sequence[Any],
-        owner: str,
-        cost: float,
-        group: Hashable | None,
-        *,
-        weight: float = 1.0,
+        self, handler: Handler, items: Sequence[Any], owner: str, cost: float, group: Hashable, weight: float
     ) -> Future[list[Any]]:
         with self._changed:
             if self._closing:

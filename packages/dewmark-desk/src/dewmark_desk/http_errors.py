@@ -33,19 +33,14 @@ _CODES = {
 }
 _SENTENCES = {404: "there is nothing at this URL", 405: "this URL does not support that method"}
 _MAX_WAIT = 3600.0
+Headers = dict[str, str] | None
 
 
 class ApiError(HTTPException):
     """An error response; ``wait`` becomes its Retry-After header."""
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        wait: float | None = None,
-        headers: dict[str, str] | None = None,
+        self, status: int, code: str, message: str, *, wait: float | None = None, headers: Headers = None
     ) -> None:
         all_headers = dict(headers or {})
         if wait is not None:
@@ -62,9 +57,8 @@ def overloaded(wait: float, why: str = "too many requests are waiting") -> ApiEr
 def error_body(status: int, code: str, message: str, request_id: str) -> dict[str, object]:
     """The JSON body of an error response."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {
-        "error": {"code": code, "type": kind, "message": message, "param": None, "request_id": request_id}
-    }
+    said = {"code": code, "type": kind, "message": message, "param": None}
+    return {"error": {**said, "request_id": request_id}}
 
 
 def add_handlers(app: FastAPI) -> None:

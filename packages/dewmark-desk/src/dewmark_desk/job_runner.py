@@ -151,13 +151,9 @@ class JobRunner:
             queries = [Query(item.text, item.prompt) for item in some]
             found = [answer.said for answer in verdicts.detect(queries, how)]
             if self._query_log is not None:
-                self._query_log.write(
-                    request=job.id,
-                    token=job.owner,
-                    endpoint="batch",
-                    texts=[item.text for item in some],
-                    answers=found,
-                )
+                texts = [item.text for item in some]
+                who = {"request": job.id, "token": job.owner, "endpoint": "batch"}
+                self._query_log.write(**who, texts=texts, answers=found)
             return [
                 ScoredItem(
                     item.number,
@@ -173,17 +169,13 @@ class JobRunner:
     def _audit(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
         tenant = tenants[0]
         outcomes = self._jobs.outcomes(job)
-        judged = [
-            (language, one.length, one.p_value) for language, one in outcomes if one.p_value is not None
-        ]
+        judged = [(code, one.length, one.p_value) for code, one in outcomes if one.p_value is not None]
         found = audit(
             [p_value for _, _, p_value in judged],
             languages=[language for language, _, _ in judged],
             lengths=[length for _, length, _ in judged],
         )
-        cells = [
-            {**cell.to_dict(), "name": cell.name, "significant": cell.significant} for cell in found.cells
-        ]
+        cells = [{**at.to_dict(), "name": at.name, "significant": at.significant} for at in found.cells]
         return {
             "key_fingerprint": tenant.bound.fingerprint,
             "scheme": tenant.bound.scheme.name,

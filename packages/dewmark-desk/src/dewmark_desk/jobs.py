@@ -279,9 +279,8 @@ class Jobs:
                         result=None if one.result is None else json.dumps(kept, ensure_ascii=False),
                     )
                 )
-                connection.execute(
-                    sa.delete(words).where(words.c.job == job.id, words.c.number == one.number)
-                )
+                scored_words = words.c.job == job.id, words.c.number == one.number
+                connection.execute(sa.delete(words).where(*scored_words))
         return bool(mine)
 
     @contextlib.contextmanager
@@ -309,16 +308,14 @@ class Jobs:
     def outcomes(self, job: Job) -> list[tuple[str, ScoredItem]]:
         """The language and result of every text."""
         with self._store.read() as connection:
-            rows = connection.execute(
-                sa.select(items).where(items.c.job == job.id).order_by(items.c.number)
-            ).all()
+            chosen = sa.select(items).where(items.c.job == job.id).order_by(items.c.number)
+            rows = connection.execute(chosen).all()
         return [(row.language, ScoredItem(row.number, row.length, row.p_value)) for row in rows]
 
     def results(self, job: Job, *, after: int = -1, limit: int = 100) -> list[dict[str, Any]]:
         """The results of a batch as JSON values, in order, from the text that follows number ``after``."""
-        chosen = sa.select(items).where(
-            items.c.job == job.id, items.c.number > after, items.c.length.is_not(None)
-        )
+        later = items.c.number > after
+        chosen = sa.select(items).where(items.c.job == job.id, later, items.c.length.is_not(None))
         with self._store.read() as connection:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
             first = _first(connection, job)
@@ -364,9 +361,8 @@ class Jobs:
 
     def _own(self, job: Job) -> sa.Update:
         """An update that applies only while this worker holds the lease."""
-        return sa.update(jobs).where(
-            jobs.c.id == job.id, jobs.c.state == "running", jobs.c.worker == self.worker
-        )
+        mine = jobs.c.worker == self.worker
+        return sa.update(jobs).where(jobs.c.id == job.id, jobs.c.state == "running", mine)
 
 
 def _first(connection: sa.Connection, job: Job) -> dict[str, Any]:

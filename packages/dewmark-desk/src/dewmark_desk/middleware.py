@@ -122,9 +122,8 @@ class AccessMiddleware:
             if not self._is_own_name(headers.get("host", "")):
                 raise ApiError(400, "bad_request", "unknown host name: allow it with --name")
         elif caller is None and not public and path != _WHOAMI:
-            raise ApiError(
-                401, "unauthorized", "a valid token is needed", headers={"WWW-Authenticate": "Bearer"}
-            )
+            asks = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, "unauthorized", "a valid token is needed", headers=asks)
         return caller
 
     def _is_own_name(self, host: str) -> bool:

@@ -109,13 +109,8 @@ class Metrics:
         self.requests = Counter(
             "dewmark_requests", "Answered requests.", ["method", "route", "status"], registry=own
         )
-        self.seconds = Histogram(
-            "dewmark_request_seconds",
-            "Seconds until the end of the response.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=own,
-        )
+        name, about = "dewmark_request_seconds", "Seconds until the end of the response."
+        self.seconds = Histogram(name, about, ["route"], buckets=_SECONDS, registry=own)
         self.texts = Counter("dewmark_texts", "Scored texts.", ["endpoint", "verdict"], registry=own)
         self.written = Counter("dewmark_written_tokens", "Generated tokens.", registry=own)
         self.waiting = Gauge(

@@ -48,12 +48,7 @@ _TEXT, _NUMBER = {"type": "string", "maxLength": 30}, {"type": "integer", "minim
 
 
 def _object(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schemas
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 _RECORD = _object(name=_TEXT, kind=_TEXT, count=_NUMBER)

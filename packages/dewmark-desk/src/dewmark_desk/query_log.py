@@ -38,6 +38,7 @@ _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W
 _INVISIBLE = regex.compile(r"[\p{Cf}\p{Mn}]+")
 _KEY = "query-log"
 _PAGE = 10_000  # rows that a search or an export reads at a time
+Row = dict[str, Any]
 
 
 class Sketcher:
@@ -108,13 +109,7 @@ class QueryLog:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 
     def write(
-        self,
-        *,
-        request: str,
-        token: str,
-        endpoint: str,
-        texts: Sequence[str],
-        answers: Sequence[dict[str, Any]],
+        self, *, request: str, token: str, endpoint: str, texts: Sequence[str], answers: Sequence[Row]
     ) -> None:
         """Write one row per text."""
         now = self._clock()

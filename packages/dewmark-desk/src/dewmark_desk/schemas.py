@@ -233,9 +233,7 @@ class Result(BaseModel):
     looks: Looks | None
     coverage: CoverageResult | None = Field(description="If the text is marked and passages were found.")
     manifest: ManifestResult | None = Field(None, description="If the text has one, or roots are given.")
-    n_hypotheses: int | None = Field(
-        description="Members, payloads and epochs of the key that p_value pays for."
-    )
+    n_hypotheses: int | None = Field(description="Members, payloads and epochs that p_value pays for.")
     member: int | None = Field(description="The member of the key's ring that marked the text, if clear.")
     payload: int | None = Field(description="The message that the text carries, if clear.")
     payload_confidence: float | None

@@ -65,9 +65,7 @@ class VerifyingKey:
     def from_jwk(cls, jwk: object) -> VerifyingKey:
         """The key of a JWK; its ``kid``, if it has one, must be the key's thumbprint."""
         if not isinstance(jwk, Mapping) or jwk.get("kty") != "OKP" or jwk.get("crv") != "Ed25519":
-            raise KeyFileError(
-                'not an Ed25519 public key: expected a JWK with "kty": "OKP", "crv": "Ed25519"'
-            )
+            raise KeyFileError('no Ed25519 public key: expected a JWK with "kty": "OKP", "crv": "Ed25519"')
         try:
             key = cls(OKPKey.import_key({name: jwk[name] for name in _PUBLIC}))
         except _DAMAGED:
@@ -116,9 +114,7 @@ class SigningKey:
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
         except FileNotFoundError:
-            raise KeyFileError(
-                f"no signing key {path}; make one with: dewmark report key --out {path}"
-            ) from None
+            raise KeyFileError(f"no signing key {path}; make it: dewmark report key --out {path}") from None
         except OSError as error:
             raise KeyFileError(f"cannot read signing key {path}: {error.strerror}") from None
         try:
@@ -178,10 +174,7 @@ def load_signers(path: str | Path) -> list[VerifyingKey]:
 
 
 def verify(document: str, signers: Sequence[VerifyingKey], *, kind: str | None = None) -> Signed:
-    """The contents of a document, if one of the signers signed it; else raises `SignatureError`.
-
-    With ``kind``, it must be a document of that kind.
-    """
+    """The contents of a document (of a ``kind``) that a signer signed; else raises `SignatureError`."""
     try:
         found = jws.extract_compact(document.strip().encode(), registry=_REGISTRY)
         fields: object = found.headers()

@@ -11,7 +11,7 @@ import copy
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from dewmark.decoding import Decoding
     from dewmark.scheme import BoundScheme
+    from dewmark.types import Seeds
 
 __all__ = ["constrained", "grammar_of"]
 
@@ -93,7 +94,7 @@ def _session(
     prompt_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
-    seeds: Sequence[int] | None = None,
+    seeds: Seeds = None,
 ) -> GrammarSession:
     rows = [_matcher()(guide, grammar) for _ in prompt_ids]
     start, drawn = prompt_ids.shape[1], fresh_seeds(len(rows), seeds)
@@ -106,16 +107,9 @@ class GrammarSession(ChoosingSession):
     """Draws each row's token among those that its matcher allows; ``end`` follows a complete value."""
 
     def __init__(
-        self,
-        matchers: Sequence[Any],
-        session: Session | None,
-        *,
-        final: bool,
-        start: int,
-        seeds: Sequence[int],
-        end: int,
+        self, rows: list[Any], inner: Session | None, *, final: bool, start: int, seeds: list[int], end: int
     ) -> None:
-        self._matchers, self._session, self._final = matchers, session, final
+        self._matchers, self._session, self._final = rows, inner, final
         self._start, self._seeds, self._end = start, seeds, end
         self._read = 0
         self._noise: RandomStreams | None = None
@@ -124,9 +118,8 @@ class GrammarSession(ChoosingSession):
         import torch
 
         step = input_ids.shape[1] - self._start
-        for matcher, ids in zip(
-            self._matchers, input_ids[:, self._start + self._read :].tolist(), strict=True
-        ):
+        unread = input_ids[:, self._start + self._read :].tolist()
+        for matcher, ids in zip(self._matchers, unread, strict=True):
             if not matcher.is_stopped():
                 matcher.consume_tokens(ids)
         self._read = step

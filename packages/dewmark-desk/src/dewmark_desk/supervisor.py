@@ -72,11 +72,7 @@ class Supervisor:
     """Keeps ``settings.workers`` processes running until it is stopped; ``reread`` gets new settings."""
 
     def __init__(
-        self,
-        settings: Settings,
-        listening: socket.socket,
-        *,
-        reread: Callable[[], Settings] | None = None,
+        self, settings: Settings, listening: socket.socket, *, reread: Callable[[], Settings] | None = None
     ) -> None:
         self._settings, self._listening, self._reread = settings, listening, reread
         self._stop, self._hung_up = threading.Event(), threading.Event()

@@ -83,9 +83,7 @@ def _parsed(text: str, bound: BoundScheme, *, own: bool) -> MeasuredPower | None
         strength, language = Strength(**given["strength"]), given.get("language")
         measured = MeasuredPower(strength, str(given["host"]), own, language and str(language))
     except (ValueError, KeyError, TypeError):
-        raise ArtifactError(
-            "a detector's power.json is corrupt: write it again with dewmark power --out"
-        ) from None
+        raise ArtifactError("a detector's power.json is corrupt: renew it by dewmark power --out") from None
     if not same and own:
         raise ArtifactError(
             "a detector's power.json was measured with other settings: measure again with dewmark power --out"
@@ -159,22 +157,13 @@ def key_paths(given: Sequence[str], folder: str | Path | None = None) -> list[tu
 def open_tenants(
     settings: Settings, *, verify: bool = True, progress: Progress | None = None
 ) -> dict[str, Tenant]:
-    """Open all detectors and keys; a key that already has a detector is skipped.
-
-    Tenants with the same reader share it.
-    """
+    """Open all detectors, and the keys that have none; tenants with the same reader share it."""
     host = settings.host_model or settings.vocabulary
 
     @functools.cache
     def reader(name: str | None) -> Expectations | None:
-        return open_reader(
-            name,
-            host=host,
-            device=settings.device,
-            dtype=settings.dtype,
-            limit=settings.read_tokens,
-            progress=progress,
-        )
+        placed = {"device": settings.device, "dtype": settings.dtype}
+        return open_reader(name, host=host, limit=settings.read_tokens, progress=progress, **placed)
 
     tenants: dict[str, Tenant] = {}
     owners: dict[str, str] = {}  # by fingerprint
@@ -182,7 +171,7 @@ def open_tenants(
     for id_, folder in settings.detectors:
         bound = Detector.load(folder, verify=verify, progress=progress).scheme
         bound = bound.reading_with(reader(settings.reader or reader_name(bound)))
-        _add(tenants, owners, id_, bound, folder=Path(folder))
+        _add(tenants, owners, id_, bound, Path(folder))
     for id_, file in settings.keys:
         key = Key.load(file)
         if key.fingerprint not in owners:
@@ -272,7 +261,6 @@ def _add(
     owners: dict[str, str],
     id_: str,
     bound: BoundScheme,
-    *,
     folder: Path | None = None,
 ) -> None:
     owner, at, label = id_.partition("@")

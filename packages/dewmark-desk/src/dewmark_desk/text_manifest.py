@@ -49,16 +49,10 @@ _ALGORITHMS = {"secp256r1": b"es256", "secp384r1": b"es384", "secp521r1": b"es51
 
 Json = dict[str, Any]
 State = Literal["absent", "trusted", "untrusted", "altered", "broken"]
-Layers = Literal[
-    "agree",
-    "other_key",
-    "mark_missing",
-    "manifest_alone",
-    "altered_marked",
-    "altered",
-    "mark_alone",
-    "neither",
-]
+Layers = (
+    Literal["agree", "other_key", "mark_missing", "manifest_alone"]
+    | Literal["altered_marked", "altered", "mark_alone", "neither"]
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +72,7 @@ class Provider:
             chain, secret = self.chain.read_bytes(), self.private_key.read_bytes()
             key = load_pem_private_key(secret, password=None)
         except (ValueError, TypeError):
-            raise ConfigError(
-                f"{self.private_key} is no private key in PEM: give an unencrypted one"
-            ) from None
+            raise ConfigError(f"{self.private_key} is no private key in PEM: give a plain one") from None
         name = (
             key.curve.name
             if isinstance(key, ec.EllipticCurvePrivateKey)
@@ -173,10 +165,7 @@ def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
 def read_layers(
     text: str, found: Detection, keys: Collection[str], *, roots: Path | None = None
 ) -> dict[str, Any]:
-    """What the manifest says, and what it says beside the mark: the values of `dewmark.manifests.FIELDS`.
-
-    ``keys`` are the fingerprints of the keys under which the text was tested.
-    """
+    """The values of `dewmark.manifests.FIELDS`; ``keys`` are those under which the text was tested."""
     read = read_manifest(text, roots=roots)
     layers, sentence = compared(read, found, keys)
     said = [read.state, read.signer, read.generator, read.model, read.time, read.fingerprint]
@@ -219,11 +208,7 @@ def compared(manifest: Manifest, found: Detection, keys: Collection[str]) -> tup
 
 
 def _created(model: str) -> dict[str, Any]:
-    return {
-        "action": "c2pa.created",
-        "digitalSourceType": _SOURCE,
-        "softwareAgent": {"name": model},
-    }
+    return {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": {"name": model}}
 
 
 def _binding(scheme: str, fingerprint: str) -> dict[str, Any]:

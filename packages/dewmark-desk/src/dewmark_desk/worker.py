@@ -101,9 +101,8 @@ def main() -> None:
         serve(settings, socket.socket(fileno=int(sys.argv[1])))
     except DewmarkError as error:
         # the command line has checked the files, so something was taken away since: no traceback
-        logging.getLogger("dewmark_desk").critical(
-            "a worker cannot start", extra={"fields": {"why": str(error)}}
-        )
+        why = {"fields": {"why": str(error)}}
+        logging.getLogger("dewmark_desk").critical("a worker cannot start", extra=why)
         sys.exit(1)
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.command_line import Run
 
 from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
@@ -43,9 +42,7 @@ def arguments(deployment, key_file: Path, signer: Path, tmp_path: Path) -> tuple
     return ("comply", "--key", key_file, "--signer", signer, "--out", tmp_path / "d", *SMALL)
 
 
-def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
-    run: Run, arguments: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(run, arguments, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"text": "An old bridge."}\n{"text": "A new one."}\n')
     proof = {"policy": "1-x", "host": "llama", "key_fingerprint": "0", "requests": 66, "max_new_tokens": 9}
@@ -115,9 +112,7 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(
     assert "not the file that was signed" in run(*check).out
 
 
-def test_a_stopped_run_continues_and_another_plan_is_refused(
-    run: Run, arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_continues_and_another_plan_is_refused(run, arguments, tmp_path, monkeypatch):
     from dewmark.hosts.fake import FakeHost
 
     written = FakeHost.complete
@@ -152,9 +147,7 @@ def test_a_stopped_run_continues_and_another_plan_is_refused(
         (("--policy-proof", "pyproject.toml"), "--policy-proof pyproject.toml has no policy"),
     ],
 )
-def test_mistakes_are_reported_before_the_host_is_loaded(
-    run: Run, arguments: tuple[object, ...], more: tuple[str, ...], message: str
-) -> None:
+def test_mistakes_are_reported_before_the_host_is_loaded(run, arguments, more, message):
     assert message in run(*arguments[: -len(SMALL)], *more).error
 
 

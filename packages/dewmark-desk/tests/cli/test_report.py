@@ -56,9 +56,7 @@ def test_a_third_party_verifies_report_and_text(run: Run, report: Path, signer: 
     assert "bridge" not in report.read_text()
 
 
-def test_another_text_a_changed_report_and_another_signer_are_not_valid(
-    run: Run, report: Path, signer: Path, tmp_path: Path
-) -> None:
+def test_another_text_a_changed_report_and_another_signer_are_not_valid(run, report, signer, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Something else.", encoding="utf-8")
     public = signer.with_suffix(".jwk")
@@ -90,9 +88,7 @@ def test_with_several_keys_the_report_says_how_many_and_blames_none_in_vain(
     assert claims["looks"]["p_value_of_best_key"] == pytest.approx(0.4)
 
 
-def test_the_page_shows_the_claims_and_escapes_the_name(
-    run: Run, signer: Path, key_file: Path, tmp_path: Path
-) -> None:
+def test_the_page_shows_the_claims_and_escapes_the_name(run, signer, key_file, tmp_path):
     evil = tmp_path / "<script>alert(1)<.txt"
     evil.write_text("An old bridge over a river, and no mark on it.", encoding="utf-8")
     out, page = tmp_path / "r.jws", tmp_path / "r.html"
@@ -109,9 +105,7 @@ def test_the_page_shows_the_claims_and_escapes_the_name(
     assert page.read_text(encoding="utf-8") == first
 
 
-def test_mistakes_are_reported_before_anything_is_scored(
-    run: Run, signer: Path, key_file: Path, text: Path, tmp_path: Path
-) -> None:
+def test_mistakes_are_reported_before_anything_is_scored(run, signer, key_file, text, tmp_path):
     arguments = ("--key", key_file, "--out", tmp_path / "r.jws")
     assert "dewmark report key" in run("report", "sign", text, *arguments, "--signer", tmp_path / "x").error
     nowhere = ("--key", key_file, "--out", tmp_path / "no" / "r.jws", "--signer", signer)

@@ -46,8 +46,7 @@ class TestServe:
         )
         assert "--fpr" in run("serve", "--key", key_file, "--fpr", 2).error
         assert (
-            "cannot listen"
-            in run("serve", "--key", key_file, "--host", "203.0.113.1", "--without-tokens").error
+            "cannot listen" in run("serve", "--key", key_file, "--host", "1.1.1.1", "--without-tokens").error
         )
 
     def test_a_public_address_requires_a_token(self, run, host, key_file, store, monkeypatch):

@@ -86,7 +86,7 @@ def marked_text(seed: int = 1) -> str:
 
 
 @functools.cache
-def retired_text() -> str:
+def old_text() -> str:
     """A text with the mark of acme's retired key."""
     return _written(bound("acme@2025"), 1, 300)[0]
 
@@ -111,11 +111,7 @@ def make_service(
     folder: Path, *, tenants: tuple[str, ...] = ("acme",), generates: bool = False, **settings: Any
 ) -> Service:
     """A service that is not started; ``settings`` are fields of `Settings`."""
-    values = {
-        "store": f"sqlite:///{folder / 'service.db'}",
-        "detectors": (("acme", "in memory"),),
-        **settings,
-    }
+    values = {"store": f"sqlite:///{folder / 'service.db'}", "detectors": (("acme", "memory"),), **settings}
     known = {name: Tenant(name, bound(name)) for name in tenants}
     generator = None
     if generates:

@@ -13,15 +13,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
 from dewmark_desk import schemas
-from dewmark_desk.admission import (
-    MAX_DEPTH,
-    SLICE,
-    admitted,
-    context_of,
-    parsed,
-    seconds_of,
-    slices,
-)
+from dewmark_desk.admission import MAX_DEPTH, SLICE, admitted, context_of, parsed, seconds_of, slices
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.routes import openai
 from dewmark_desk.settings import Settings

@@ -5,15 +5,7 @@ import threading
 
 import pytest
 from tests.desk.conftest import bearer
-from tests.desk.live import (
-    bound,
-    make_service,
-    marked_text,
-    marked_texts,
-    plain_text,
-    plain_texts,
-    retired_text,
-)
+from tests.desk.live import bound, make_service, marked_text, marked_texts, old_text, plain_text, plain_texts
 
 from dewmark.errors import ConfigError
 from dewmark.scheme import for_languages
@@ -124,7 +116,7 @@ class TestTenants:
     def test_retired_keys_detect_and_are_named(self, open_service):
         client = open_service(tenants=("acme@2025", "acme", "beta"))
         head = bearer(client, "detect", tenants=["acme"])
-        for text, name in ((marked_text(), "acme"), (retired_text(), "acme@2025")):
+        for text, name in ((marked_text(), "acme"), (old_text(), "acme@2025")):
             (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
             assert (found["verdict"], found["tenant"], found["keys"]) == ("marked", name, 2)
         for named in (["acme"], ["acme@2025"]):  # the verdict pays for every key that could be named

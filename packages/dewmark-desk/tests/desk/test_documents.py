@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from dewmark.errors import InputError, UnknownNameError
 from dewmark_desk import documents
-from dewmark_desk.documents import (
-    LIMITS,
-    SUFFIXES,
-    Limits,
-    docx_text,
-    extract_text,
-    odt_text,
-    plain_text,
-)
+from dewmark_desk.documents import LIMITS, SUFFIXES, Limits, docx_text, extract_text, odt_text, plain_text
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 MC = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'

@@ -150,10 +150,10 @@ def test_report_is_refused_above_the_cap_and_its_headline_has_the_level(open_ser
 
 
 def test_batches_look_for_retired_keys(open_service):
-    from tests.desk.live import retired_text
+    from tests.desk.live import old_text
 
     client = open_service(tenants=("acme", "acme@2025"))
-    body = {"texts": [{"text": retired_text()}], "tenants": ["acme"]}
+    body = {"texts": [{"text": old_text()}], "tenants": ["acme"]}
     job = client.post("/v1/batches", json=body).json()["job"]["id"]
     until(lambda: client.get(f"/v1/jobs/{job}").json()["state"] == "done")
     (row,) = client.get(f"/v1/jobs/{job}/results").json()["results"]

@@ -63,7 +63,7 @@ def test_the_command_signs_and_reads_both_layers(us, files, tmp_path, capsys, mo
     assert json.loads(capsys.readouterr().out)["manifest"]["state"] == "untrusted"
     assert main([*detect, "--roots", str(us[1])]) == 0
     said = json.loads(capsys.readouterr().out)["manifest"]
-    assert (said["state"], said["signer"]) == ("trusted", "us, Example")
+    assert (said["state"], said["signer"]) == ("trusted", "us, Maker")
     assert said["key_fingerprint"] == Key(bytes(range(32))).fingerprint
     assert main(["generate", "--key", str(key), "--prompt", "x", "--certificate", files[0]]) == 2
     assert "go together" in capsys.readouterr().err

@@ -185,9 +185,7 @@ class TestExpensiveBodies:
             (["detect"], {"budget": 1}, "/v1/detect", 403),
         ],
     )
-    def test_scope_rate_and_budget_come_before_the_body(
-        self, client, monkeypatch, scopes, options, path, status
-    ):
+    def test_scope_rate_and_budget_precede_the_body(self, client, monkeypatch, scopes, options, path, status):
         head = {**bearer(client, *scopes, **options), "content-type": "application/json"}
         if options:
             assert client.post("/v1/detect", json={"text": "a"}, headers=head).status_code == 200

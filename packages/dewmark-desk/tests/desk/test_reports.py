@@ -154,10 +154,7 @@ def test_readyz_follows_the_store_and_the_end(client, monkeypatch):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"log_days": 0.0}, "--log-days"),
-        ({"public_url": "desk.example"}, "--public-url"),
-    ],
+    [({"log_days": 0.0}, "--log-days"), ({"public_url": "desk.example"}, "--public-url")],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

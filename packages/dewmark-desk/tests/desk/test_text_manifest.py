@@ -36,11 +36,7 @@ PEM = serialization.Encoding.PEM
 
 def certificate(subject, own, issuer, signing, *, ca):
     def name(common):
-        parts = {
-            NameOID.COUNTRY_NAME: "DE",
-            NameOID.ORGANIZATION_NAME: "Example",
-            NameOID.COMMON_NAME: common,
-        }
+        parts = {NameOID.COUNTRY_NAME: "DE", NameOID.ORGANIZATION_NAME: "Maker", NameOID.COMMON_NAME: common}
         return x509.Name([x509.NameAttribute(oid, value) for oid, value in parts.items()])
 
     usage = dict.fromkeys(
@@ -111,7 +107,7 @@ def signed(us):
 def test_a_manifest_says_who_signed_what(signed, us):
     found = read_manifest(signed, roots=us[1])
     assert (found.state, found.text) == ("trusted", example_text())
-    assert found.signer == "us, Example"
+    assert found.signer == "us, Maker"
     assert found.generator is not None
     assert found.generator.startswith("dewmark ")
     assert (found.model, found.fingerprint) == ("tiny", KEY.fingerprint)

@@ -104,9 +104,7 @@ def load_artifact(where: str | None, *, scheme: str) -> Artifact:
     folder = shipped() / scheme if where is None else Path(where).expanduser()
     card = _read_card(folder, scheme)
     if card["scheme"] != scheme:
-        raise ArtifactError(
-            f"{folder} contains an artifact of {card['scheme']}, not of {scheme}: {_remedy(scheme)}"
-        )
+        raise ArtifactError(f"{folder} has one of {card['scheme']}, not {scheme}: {_remedy(scheme)}")
     file = folder / _ARRAYS
     try:
         data = file.read_bytes()

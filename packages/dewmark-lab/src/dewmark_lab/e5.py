@@ -126,9 +126,7 @@ def read_model(path: Path) -> ModelFile:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except (struct.error, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{path.name} is not a model of this kind ({error}): delete it and fetch it again"
-        ) from None
+        raise ModelError(f"{path.name} is no such model ({error}): delete and fetch it again") from None
 
 
 def _parse(data: memoryview) -> ModelFile:
@@ -145,10 +143,8 @@ def _parse(data: memoryview) -> ModelFile:
     at += scores.nbytes
     blob = bytes(data[at : at + size])
     at += size
-    pieces = [
-        (blob[offsets[i] : offsets[i + 1]].decode("utf-8", "replace"), float(scores[i]))
-        for i in range(number)
-    ]
+    spans = zip(offsets, offsets[1:], scores, strict=False)
+    pieces = [(blob[start:end].decode("utf-8", "replace"), float(score)) for start, end, score in spans]
     mapped, size = struct.unpack_from("<iI", data, at)
     at, stop = at + 8, at + 8 + size
     normal: dict[int, str] = {}

@@ -199,9 +199,7 @@ def fit_word_statistics(
     running = [form for group in groups[len(languages) :] for form in group]
     rare = [form for form, count in Counter(running).items() if count == 1]
     if len(groups) <= REMOVED or not rare or not all(groups):
-        raise InputError(
-            f"word statistics need more than {REMOVED} texts with words, got {sum(map(bool, groups))}"
-        )
+        raise InputError(f"it takes more than {REMOVED} texts with words, got {sum(map(bool, groups))}")
     forms = sorted({form for group in groups for form in group})
     rows = dict(zip(forms, vectors.vectors(forms, progress=progress).astype(np.float32), strict=True))
 

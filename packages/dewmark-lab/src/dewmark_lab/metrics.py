@@ -129,11 +129,7 @@ def held_out(
 def spread(values: Scores) -> Spread:
     """Mean and half-range of one figure over seeds."""
     figures = _checked(values, "figures")
-    return Spread(
-        mean=float(figures.mean()),
-        half_range=float(figures.max() - figures.min()) / 2.0,
-        values=tuple(figures.tolist()),
-    )
+    return Spread(float(figures.mean()), float(figures.max() - figures.min()) / 2.0, tuple(figures.tolist()))
 
 
 def bootstrap(
@@ -155,9 +151,8 @@ def bootstrap(
         raise ConfigError(f"resamples must be at least 1, got {resamples}")
     high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
     rng = np.random.default_rng(seed)
-    drawn = [
-        statistic(rng.choice(high, size=len(high)), rng.choice(low, size=len(low))) for _ in range(resamples)
-    ]
+    sizes = len(high), len(low)
+    drawn = [statistic(rng.choice(high, sizes[0]), rng.choice(low, sizes[1])) for _ in range(resamples)]
     ends = np.quantile(drawn, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
     return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), confidence)
 

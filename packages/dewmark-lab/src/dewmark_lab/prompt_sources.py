@@ -50,9 +50,7 @@ def held_out(source: str, number: int, *, beside: int) -> list[Row]:
     if source != AGAIN:
         return prompt_texts(source, beside + number)[beside:]
     if number > _HELD_OUT:
-        raise ConfigError(
-            f"only {_HELD_OUT} openings are held out, got {number} texts: use fewer, or --prompts FILE"
-        )
+        raise ConfigError(f"only {_HELD_OUT} openings are held out, got {number}: use fewer or --prompts")
     return openings()[-number:]
 
 

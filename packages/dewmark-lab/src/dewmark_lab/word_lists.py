@@ -75,9 +75,7 @@ def parse_sizes(languages: str | None) -> Mapping[str, int]:
     for part in languages.split(","):
         code, colon, number = part.strip().partition(":")
         if not code or (colon and not (number.isdecimal() and int(number) > 0)):
-            raise ConfigError(
-                f"cannot read {part!r} in --languages: write codes and numbers like en:45000,de"
-            )
+            raise ConfigError(f"cannot read {part!r} in --languages: write codes with numbers, en:45000,de")
         sizes[code] = int(number) if colon else SIZES.get(code, _OTHER_SIZE)
     return sizes
 
@@ -90,9 +88,7 @@ def frequent_forms(sizes: Mapping[str, int], *, progress: Progress = silent) -> 
     for done, (language, size) in enumerate(sizes.items()):
         progress("listing words", done, len(sizes))
         if language not in known:
-            raise ConfigError(
-                f"no word list for language {language!r}; there is one for {', '.join(sorted(known))}"
-            )
+            raise ConfigError(f"no word list for {language!r}; there is one for {', '.join(sorted(known))}")
         listed = wordfreq.get_frequency_dict(language, "best")
         ordered = sorted(_joined(language, listed).items(), key=lambda item: (-item[1], item[0]))
         taken: dict[str, float] = {}

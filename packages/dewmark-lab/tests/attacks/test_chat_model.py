@@ -96,12 +96,7 @@ def test_smollm2_follows_the_prompt(tmp_path: Path):
     assert attack.plan(texts, seeds=[0, 1]) is None
 
     alone = attack.chat.model.complete(
-        [
-            [
-                {"role": "system", "content": attack.instruction},
-                {"role": "user", "content": texts[1]},
-            ]
-        ],
+        [[{"role": "system", "content": attack.instruction}, {"role": "user", "content": texts[1]}]],
         seeds=[1],
         max_new_tokens=40,
     )

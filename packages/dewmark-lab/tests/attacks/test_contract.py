@@ -57,12 +57,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.fixture(params=CASES)
-def settings(
-    request: pytest.FixtureRequest,
-    places: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[str, dict[str, object]]:
+def settings(request, places, tmp_path, monkeypatch):
     """The name and settings of one case, with everything that it needs."""
     fake_neural(monkeypatch)
     given = {k: v.format(**places) if isinstance(v, str) else v for k, v in CASES[request.param].items()}

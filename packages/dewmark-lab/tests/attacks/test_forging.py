@@ -10,10 +10,7 @@ from tests.attacks.test_counting import VOCAB, boosts_of
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
-from dewmark_lab.attacks.stealing.forging import (
-    CountsForger,
-    RewritingForger,
-)
+from dewmark_lab.attacks.stealing.forging import CountsForger, RewritingForger
 
 
 @pytest.fixture(scope="module")

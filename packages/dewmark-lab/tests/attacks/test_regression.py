@@ -210,7 +210,7 @@ def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
 
 def test_invalid_victims_and_texts_are_rejected(host, bag_encoder):
     key = dewmark.Key(bytes(32))
-    with pytest.raises(ConfigError, match="use method counts"):
+    with pytest.raises(ConfigError, match="use counts"):
         as_dew(dewmark.load_scheme(key, host=host.info, scheme="kgw"))
     with pytest.raises(ConfigError, match="mode=token_only"):
         as_dew(dewmark.load_scheme(key, host=host.info, scheme="dew-paper", settings={"mode": "token_only"}))

@@ -20,9 +20,7 @@ from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
 FRENCH = (
     "Le conseil municipal a voté jeudi la transformation de l'ancien dépôt de tramways en marché couvert."
 )
-ENGLISH = (
-    "The town council voted on Thursday to turn the old tram depot into a market hall for forty traders."
-)
+ENGLISH = "The town council voted on Thursday to turn the old tram depot into a market hall for many traders."
 GERMAN = "Der Stadtrat beschloss am Donnerstag, das alte Straßenbahndepot in eine Markthalle umzubauen."
 
 

@@ -8,13 +8,7 @@ import torch
 
 from dewmark.encoders import load_encoder
 from dewmark.errors import UnknownNameError
-from dewmark_lab.bench.measures import (
-    Writer,
-    configuration,
-    drawn_by,
-    peer_marks,
-    time_tasks,
-)
+from dewmark_lab.bench.measures import Writer, configuration, drawn_by, peer_marks, time_tasks
 
 VOCAB, BATCH, STEPS = 50, 3, 6
 PROMPT = torch.arange(BATCH * 4).view(BATCH, 4)

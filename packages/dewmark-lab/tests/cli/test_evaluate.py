@@ -10,7 +10,7 @@ import pytest
 
 from dewmark.stats.key_test import one_sided_p
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.evaluation.results import read_scores
+from dewmark_lab.evaluation.results import scores_in
 
 
 def z_values(mean: float, seed: int, size: int = 120) -> np.ndarray:
@@ -111,7 +111,7 @@ def test_a_report(run, marked, unmarked, tmp_path):
     found = json.loads(again.out)
     found.pop("version")
     assert found == json.loads((out / "evaluation.json").read_text())
-    assert found == json.loads(json.dumps(evaluate(read_scores(out / "scores.jsonl")).to_dict()))
+    assert found == json.loads(json.dumps(evaluate(scores_in(out / "scores.jsonl")).to_dict()))
 
 
 def test_bad_options(run, marked, unmarked, tmp_path, key_file):

@@ -126,9 +126,7 @@ def test_own_keys_and_openings(quality, key_file, tmp_path):
         (["--key", "missing.key"], "missing.key"),
     ],
 )
-def test_bad_input_is_refused_before_models_are_loaded(
-    quality, monkeypatch, tmp_path, key_file, arguments, said
-):
+def test_bad_input_is_refused_before_models_load(quality, monkeypatch, tmp_path, key_file, arguments, said):
     one = tmp_path / "one.jsonl"
     one.write_text('{"prompt": "a", "answer": "b"}\n')
     monkeypatch.setattr("dewmark.hosts.load_host", None)

@@ -64,7 +64,7 @@ def test_scrub_takes_the_last_texts_and_shows_a_table(steal):
     ("arguments", "said"),
     [
         (["--method", "guess"], "method must be one of counts, embedding, got 'guess'"),
-        (["--method", "embedding"], "attacks dew only, not unigram"),
+        (["--method", "embedding"], "attacks dew, not unigram"),
         (["--with", "height=3"], "unknown parameter 'height'"),
         (["--mode", "scrub", "--texts", "40"], "leaves none to learn from"),
         (["--mode", "scrub", "--prompts", "x.jsonl"], "--prompts is for a spoof"),
@@ -77,17 +77,5 @@ def test_bad_options(run, tiny, key_file, tmp_path, arguments, said):
     lines = [json.dumps({"prompt": "the sea", "text": f" a hill {i} and the river " * 4}) for i in range(40)]
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(lines))
-    given = [
-        "--marked",
-        file,
-        "--base",
-        file,
-        "--humans",
-        file,
-        "--key",
-        key_file,
-        "--scheme",
-        "unigram",
-        "-q",
-    ]
-    assert said in run("steal", *given, *arguments).error
+    given = ["--marked", file, "--base", file, "--humans", file, "--key", key_file, "-q"]
+    assert said in run("steal", *given, "--scheme", "unigram", *arguments).error

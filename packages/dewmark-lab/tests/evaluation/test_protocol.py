@@ -14,7 +14,7 @@ from tests.evaluation.synthetic import UNCHANGED, scored
 
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow, read_scores, write_scores
+from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, ScoreRow, scores_in, write_scores
 
 ATTACKS = {CLEAN: (1.0, 0.0), "delete": (0.6, 0.0), "translate": (0.0, 1.3)}
 
@@ -184,7 +184,7 @@ ROW = ScoreRow("dew", "none", 1, "marked", "opening-1", 4.25, 0.001, 200)
 def test_rows_round_trip(tmp_path: Path) -> None:
     rows = [ROW, ScoreRow("dew", "none", 1, "human", "é\u2028", -0.5, None, 0)]
     write_scores(tmp_path / "scores.jsonl", rows)
-    assert read_scores(tmp_path / "scores.jsonl") == rows
+    assert scores_in(tmp_path / "scores.jsonl") == rows
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, change: dict, 
     path = tmp_path / "scores.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (ROW.to_dict(), {**ROW.to_dict(), **change})))
     with pytest.raises(InputError, match=f"scores.jsonl, line 2: .*{message}"):
-        read_scores(path)
+        scores_in(path)
 
 
 def test_a_missing_field_and_an_empty_file(tmp_path: Path) -> None:
@@ -209,4 +209,4 @@ def test_a_missing_field_and_an_empty_file(tmp_path: Path) -> None:
         ScoreRow.from_dict({name: value for name, value in ROW.to_dict().items() if name != "tokens"})
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(InputError, match="is empty"):
-        read_scores(tmp_path / "empty.jsonl")
+        scores_in(tmp_path / "empty.jsonl")

@@ -53,7 +53,7 @@ def test_a_file_cut_at_any_byte_grows_to_the_same_bytes(rows, cut):
 
 
 def test_missing_and_damaged_rows_are_reported(rows):
-    with pytest.raises(ConfigError, match=r"has 0 of 3 rows: run the stage 'generate' first"):
+    with pytest.raises(ConfigError, match=r"has 0 of 3 rows: run stage 'generate' first"):
         rows.read(3)
     fill(rows, 4, 4)
     rows.path.write_bytes(b"{}\n{\x00}\n{}\n")

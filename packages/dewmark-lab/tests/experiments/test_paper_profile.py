@@ -48,14 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """HF_HOME with the profile's host, judge and encoders, and a stand-in for the library that streams C4."""
     import torch
     from tokenizers.processors import TemplateProcessing
-    from transformers import (
-        BertConfig,
-        BertModel,
-        MPNetConfig,
-        MPNetModel,
-        XLMRobertaConfig,
-        XLMRobertaModel,
-    )
+    from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, XLMRobertaConfig, XLMRobertaModel
 
     from dewmark.hosts.fake import tiny_model, tiny_tokenizer
 

@@ -128,7 +128,7 @@ def test_stages_can_run_separately(finished, tiny_folder, tmp_path):
 
 def test_a_missing_stage_is_named(tiny_folder, tmp_path, capsys):
     assert main(command(tiny_folder, tmp_path / "out", "--stages", "score")) == 2
-    assert "run the stage 'generate' first" in capsys.readouterr().err
+    assert "run stage 'generate' first" in capsys.readouterr().err
 
 
 class Pickling:

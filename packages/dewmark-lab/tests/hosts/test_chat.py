@@ -170,9 +170,7 @@ class TestLocalChat:
         )
         assert answers[2] == written[0].text.strip()
 
-    def test_a_host_by_name_uses_its_template_and_loads_weights_on_demand(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_a_host_by_name_uses_its_template_and_loads_weights_on_demand(self, tmp_path, monkeypatch):
         host = FakeHost()
         host.model.save_pretrained(tmp_path / "tiny")
         tokenizer = _tokenizer()
@@ -201,9 +199,7 @@ def _tokenizer():
 
 
 class TestSettings:
-    def test_an_endpoint_from_the_environment_never_writes_the_key(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_an_endpoint_from_the_environment_never_writes_the_key(self, tmp_path, monkeypatch):
         with serving() as server:
             monkeypatch.setenv("OPENAI_BASE_URL", server.url)
             monkeypatch.setenv("MY_KEY", KEY)

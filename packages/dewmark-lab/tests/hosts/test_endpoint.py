@@ -43,13 +43,8 @@ class TestRequests:
         with serving() as server:
             ask(EndpointChat(server.url, "m", key=KEY, temperature=0.5, **QUICK), "x", "y")
         body = next(body for body in server.bodies if body["seed"] == 1)
-        assert body == {
-            "model": "m",
-            "messages": said("y")[0],
-            "max_tokens": 9,
-            "temperature": 0.5,
-            "seed": 1,
-        }
+        drawn = {"temperature": 0.5, "seed": 1}
+        assert body == {"model": "m", "messages": said("y")[0], "max_tokens": 9, **drawn}
         assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
     def test_no_key_no_header_and_other_field_names(self):

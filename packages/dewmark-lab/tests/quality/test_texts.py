@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.quality.texts import (
-    distinct_words,
-    doubled,
-    identical_pairs,
-    loops,
-    self_bleu,
-)
+from dewmark_lab.quality.texts import distinct_words, doubled, identical_pairs, loops, self_bleu
 
 
 def test_doubled_neighbours_are_counted_per_100_words():

@@ -10,13 +10,7 @@ from tests.evaluation.synthetic import scored
 from dewmark_lab.evaluation.protocol import evaluate
 from dewmark_lab.evaluation.results import CLEAN, MARKED, UNMARKED, ScoreRow
 from dewmark_lab.metrics import Spread, threshold_at
-from dewmark_lab.reports.plots import (
-    at_a_glance,
-    by_length,
-    families,
-    robustness_against_perplexity,
-    roc_curves,
-)
+from dewmark_lab.reports.plots import at_a_glance, by_length, families, robustness_by_perplexity, roc_curves
 from dewmark_lab.reports.run_results import QualityFigures
 
 ATTACKS = {CLEAN: (1.0, 0.0), "delete-0.3": (0.6, 0.0), "translate": (0.4, 1.0)}
@@ -112,7 +106,7 @@ def judged(kind: str, perplexity: float) -> QualityFigures:
 def test_a_line_joins_the_strengths_of_one_scheme() -> None:
     perplexities = {"dew-2.0": 50.0, "dew-2.5": 45.0, "kgw": 40.0}
     quality = {CLEAN: judged(UNMARKED, 60.0)} | {n: judged(MARKED, p) for n, p in perplexities.items()}
-    figure = robustness_against_perplexity(FOUND, quality)
+    figure = robustness_by_perplexity(FOUND, quality)
     assert figure is not None
     panel = figure.axes[1]
     assert panel.get_title(loc="left") == "translate"
@@ -122,7 +116,7 @@ def test_a_line_joins_the_strengths_of_one_scheme() -> None:
     expected = [at.tpr.mean for cell in cells if cell and (at := cell.at("matched", 0.01))]
     assert list(joined.get_ydata()) == pytest.approx(expected)
     assert [text.get_text() for text in panel.texts] == ["2.0", "2.5"]
-    assert robustness_against_perplexity(FOUND, {}) is None
+    assert robustness_by_perplexity(FOUND, {}) is None
 
 
 def test_families_by_label() -> None:

@@ -8,12 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dewmark_lab.schemes.sentence.semstamp import (
-    acceptance_pmf,
-    exact_test,
-    least_p_value,
-    paper_test,
-)
+from dewmark_lab.schemes.sentence.semstamp import acceptance_pmf, exact_test, least_p_value, paper_test
 
 
 def _partition(rng: np.random.Generator, bins: int, accepted: int) -> np.ndarray:

@@ -16,13 +16,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
 from dewmark.workspace import Workspace
-from dewmark_lab.schemes.learned.atw import (
-    ATW,
-    BoundATW,
-    SemanticMap,
-    balanced,
-    penalized,
-)
+from dewmark_lab.schemes.learned.atw import ATW, BoundATW, SemanticMap, balanced, penalized
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS, context_rows, exact_tail
 
 OPEN, SURE = torch.zeros(VOCAB), torch.zeros(VOCAB)

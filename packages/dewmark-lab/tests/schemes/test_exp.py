@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.engine_marks.toy_host import VOCAB, bind, random_logits, random_words
+from tests.engine_marks.toy_host import VOCAB, bind, random_words, raw_logits
 
 from dewmark.decoding import Decoding
 from dewmark.sampling import RandomStreams, race
@@ -13,13 +13,13 @@ from dewmark_lab.schemes.keyed_sampling.exp import keyed_race
 
 
 def test_row_without_usable_logits_is_unsound() -> None:
-    scores = random_logits(3, 50)
+    scores = raw_logits(3, 50)
     scores[1] = -math.inf
     assert keyed_race(scores, random_words(3, 50))[1].tolist() == [True, False, True]
 
 
 def test_session_leaves_only_the_winner_finite() -> None:
-    ids, logits = torch.tensor([[50, 60, 70], [51, 60, 70]]), random_logits(2, VOCAB)
+    ids, logits = torch.tensor([[50, 60, 70], [51, 60, 70]]), raw_logits(2, VOCAB)
     bound = bind("exp")
     chosen, sound = bound.session(ids).choose(ids, logits, Decoding())
     assert sound.tolist() == [True, True]
@@ -29,7 +29,7 @@ def test_session_leaves_only_the_winner_finite() -> None:
 
 def test_repeated_contexts_are_drawn_with_the_noise_of_the_row() -> None:
     """The host would draw them with the same numbers. With repeats="keep" the key chooses again."""
-    ids, logits = torch.tensor([[5, 6, 7]]), random_logits(1, VOCAB)
+    ids, logits = torch.tensor([[5, 6, 7]]), raw_logits(1, VOCAB)
     skip, keep = (bind("exp", repeats=repeats).session(ids, seeds=[3]) for repeats in ("skip", "keep"))
     noise = RandomStreams([3], device=torch.device("cpu"))
     first = skip.choose(ids, logits, Decoding())[0]

@@ -7,17 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import (
-    HOST,
-    KNOWN,
-    SPECIAL,
-    VOCAB,
-    ToyModel,
-    bind,
-    key,
-    numbers,
-    random_logits,
-)
+from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
@@ -192,7 +182,7 @@ def test_a_message_comes_back(radix: int, bits: int, tmp_path: object) -> None:
 
 
 def test_one_colour_gains_delta() -> None:
-    bound, ids, logits = bind("mpac", delta=1.5), torch.tensor([[5, 6]]), random_logits(1, VOCAB)
+    bound, ids, logits = bind("mpac", delta=1.5), torch.tensor([[5, 6]]), raw_logits(1, VOCAB)
     shift = (bound.session(ids)(ids, logits) - logits)[0, 3:300]
     assert set(shift.round(decimals=4).unique().tolist()) == {0.0, 1.5}
     assert abs(float((shift > 0).float().mean()) - 0.25) < 4.5 * math.sqrt(0.25 * 0.75 / 297)

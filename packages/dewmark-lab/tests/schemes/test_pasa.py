@@ -16,12 +16,7 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import weighted_bernoulli_pmf
-from dewmark_lab.schemes.keyed_sampling.pasa import (
-    PASA,
-    auxiliary_distribution,
-    cluster_masses,
-    token_clusters,
-)
+from dewmark_lab.schemes.keyed_sampling.pasa import PASA, auxiliary_distribution, masses_of, token_clusters
 
 KEYS = 80
 RNG = np.random.default_rng(5)
@@ -68,7 +63,7 @@ def test_clusters_are_those_of_the_embeddings(cache: Path) -> None:
 def test_auxiliary_distribution_sums_to_one() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
     clusters = (torch.arange(50) % 4).expand(6, -1)
-    masses = cluster_masses(logits, clusters, 4)
+    masses = masses_of(logits, clusters, 4)
     torch.testing.assert_close(masses.sum(dim=1), torch.ones(6))
     assert (masses[:, 4] == 0).all()
     for alpha in (0.1, 0.5, 1.0):
@@ -125,10 +120,7 @@ def test_distribution_of_weighted_matches_agrees_with_all_outcomes() -> None:
 @pytest.mark.parametrize("test", ["weighted", "count", "race"])
 def test_p_values_are_exact_whatever_the_model_says(cache: Path, kind: str, scale: float, test: str) -> None:
     """Even if the model did not write the text."""
-    text = {
-        "random": numbers(120),
-        "a loop": " ".join([numbers(13, seed=2)] * 9),
-    }[kind]
+    text = {"random": numbers(120), "a loop": " ".join([numbers(13, seed=2)] * 9)}[kind]
     model = Frozen(scale=scale)
     workspace = Workspace(cache=cache, open_host=lambda name: model)
     keys = [key(i) for i in range(KEYS)]

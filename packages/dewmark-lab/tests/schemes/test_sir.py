@@ -19,12 +19,7 @@ from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS
-from dewmark_lab.schemes.learned.sir import (
-    GrowingWords,
-    Transform,
-    chunks_before,
-    context_of,
-)
+from dewmark_lab.schemes.learned.sir import GrowingWords, Transform, chunks_before, context_of
 
 REAL_PROMPTS = [
     "The old bridge over the river",

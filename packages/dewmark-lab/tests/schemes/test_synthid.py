@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import random_logits, random_words
+from tests.engine_marks.toy_host import random_words, raw_logits
 from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
@@ -67,7 +67,7 @@ def plain_tournament(p: torch.Tensor, bits: torch.Tensor, leaves: int) -> torch.
 
 @pytest.mark.parametrize(("depth", "leaves"), [(1, 2), (7, 2), (30, 2), (32, 2), (30, 3), (12, 5)])
 def test_ten_layers_at_once_equal_single_layers(depth, leaves) -> None:
-    p, keyed = random_logits(8, 300).softmax(1), random_words(8, 300)
+    p, keyed = raw_logits(8, 300).softmax(1), random_words(8, 300)
     bits = (keyed.unsqueeze(2) >> torch.arange(depth)) & 1
     expected = plain_tournament(p.double(), bits, leaves)
     torch.testing.assert_close(

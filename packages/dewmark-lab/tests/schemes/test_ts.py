@@ -17,14 +17,7 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.stats.independent_sums import convolved
 from dewmark.workspace import Workspace
 from dewmark_lab.artifacts import load_artifact, save_artifact
-from dewmark_lab.schemes.learned.ts import (
-    ARRAYS,
-    TS,
-    BoundTS,
-    TokenParameters,
-    network_inputs,
-    token_parameters,
-)
+from dewmark_lab.schemes.learned.ts import ARRAYS, TS, BoundTS, TokenParameters, inputs_of, token_parameters
 
 GAMMA = np.linspace(0.1, 0.9, VOCAB + 1)
 DELTA = np.linspace(1.0, 3.0, VOCAB + 1)
@@ -108,7 +101,7 @@ def test_parameters_come_from_the_networks_and_are_cached(tmp_path: Path) -> Non
     folder = _artifact(tmp_path / "artifact", host)
     artifact, workspace = load_artifact(str(folder), scheme="ts"), Workspace(cache=tmp_path / "cache")
     tables = token_parameters(artifact, host.info, workspace)
-    x = torch.from_numpy(network_inputs(host.info.embeddings()))
+    x = torch.from_numpy(inputs_of(host.info.embeddings()))
     assert x.shape == (65, 32)
     assert not x[-1].any()
     for net, table, squash in (

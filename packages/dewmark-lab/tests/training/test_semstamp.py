@@ -78,9 +78,7 @@ def test_a_paraphrase_must_be_a_string(tmp_path: Path) -> None:
         file_pairs(file)
 
 
-def test_training_brings_paraphrases_closer(
-    job, tmp_path: Path, bag_encoder: BagEncoder, texts: Path
-) -> None:
+def test_training_brings_pairs_closer(job, tmp_path: Path, bag_encoder: BagEncoder, texts: Path) -> None:
     artifact, report = train_artifact(TRAINERS["semstamp"], job("semstamp", steps=150))
     _, before = train_artifact(TRAINERS["semstamp"], job("semstamp", steps=1, out="before"))
     assert report["loss"] < before["loss"]

@@ -80,5 +80,5 @@ class TestFiles:
     def test_too_few_texts_are_rejected(self, tmp_path):
         path = tmp_path / "a.txt"
         path.write_text("one\n\ntwo")
-        with pytest.raises(InputError, match=r"2 distinct texts, at least 3"):
+        with pytest.raises(InputError, match=r"2 distinct texts, it takes 3"):
             FileTexts(path).take(3, least=3)

@@ -41,9 +41,7 @@ def test_min_norm_gives_the_shortest_convex_combination() -> None:
     assert ts.min_norm(one, one) == 0.5
 
 
-def test_training_makes_gamma_depend_on_the_token(
-    job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_makes_gamma_depend_on_tokens(job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ts, "RATE", 1e-2)  # a dozen steps must show an effect
     artifact, report = train_artifact(ts.train, job("ts", 12))
     assert {name: array.shape for name, array in artifact.arrays.items()} == {

@@ -20,14 +20,7 @@ from dewmark.errors import InputError
 from dewmark.registry import Registry, unknown_name
 from dewmark.workspace import Progress, silent
 
-__all__ = [
-    "ATTACKS",
-    "Attack",
-    "attack_class",
-    "load_attack",
-    "run_option",
-    "text_seed",
-]
+__all__ = ["ATTACKS", "Attack", "attack_class", "load_attack", "run_option", "text_seed"]
 
 _IDENTITY = "identity"
 
@@ -81,9 +74,7 @@ class Attack(ABC):
         """The cost of attacking these texts, to report before a long run; None if it is free."""
         return None
 
-    def apply(
-        self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress | None = None
-    ) -> list[str]:
+    def apply(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress = silent) -> list[str]:
         """Rewrite texts in order; blank texts are returned unchanged."""
         if isinstance(texts, str):  # which is also a sequence of strings
             raise InputError("texts must be a list, got a string: put it in a list")
@@ -93,9 +84,7 @@ class Attack(ABC):
         out = list(texts)
         if not written:
             return out
-        made = self.rewrite(
-            [texts[i] for i in written], seeds=[seeds[i] for i in written], progress=progress or silent
-        )
+        made = self.rewrite([texts[i] for i in written], seeds=[seeds[i] for i in written], progress=progress)
         for index, text in zip(written, made, strict=True):
             out[index] = text
         return out

@@ -14,7 +14,7 @@ from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme
 from dewmark.types import DraftCount
 from dewmark.verdict import DEFAULT_FPR
-from dewmark.workspace import Tokenized, Tokenizer
+from dewmark.workspace import Texts, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Drafts(Protocol):
 class GivesEvidence(Protocol):
     """Knows the covariance of its scores over keys, for scans and tests over many keys."""
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of tokenized texts, each after its prompt."""
 
 

@@ -108,7 +108,8 @@ def config_hash(*parts: object) -> str:
 
 
 def _coerce(name: str, value: Any, hint: Any) -> Any:  # noqa: ANN401 - any field type
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)
     if type(None) in options and (value is None or str(value).lower() in {"none", "null"}):
         return None
     for option in options:
@@ -167,7 +168,3 @@ def _describe(hint: Any) -> str:  # noqa: ANN401 - any field type
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(str(option) for option in typing.get_args(hint))
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
-
-
-def _is_union(hint: Any) -> bool:  # noqa: ANN401 - any field type
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -39,10 +39,8 @@ class Decoding:
         check_int("max_new_tokens", self.max_new_tokens, least=1)
         check_int("min_new_tokens", self.min_new_tokens, least=0)
         if self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens must not exceed max_new_tokens = {self.max_new_tokens}, "
-                f"got {self.min_new_tokens}"
-            )
+            most = f"max_new_tokens = {self.max_new_tokens}"
+            raise ConfigError(f"min_new_tokens must not exceed {most}, got {self.min_new_tokens}")
         check_int("top_k", self.top_k, least=0)
         check_int("drafts", self.drafts, least=1)
         check_int("no_repeat_ngram", self.no_repeat_ngram, least=0)

@@ -198,7 +198,7 @@ def _read_host(folder: Path, index: dict[str, Any]) -> HostInfo:
     tokenizer = HFTokenizer.load(folder / "tokenizer")
     if tokenizer.identity != index["tokenizer"]:
         raise VocabularyError(
-            f"{folder}/tokenizer is not the one that the detector was built with: save it again"
+            f"{folder}/tokenizer is not the one that the detector was made with: save it anew"
         )
     return HostInfo(**index["host"], tokenizer=tokenizer, embeddings=_no_weights)
 

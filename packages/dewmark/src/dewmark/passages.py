@@ -96,10 +96,8 @@ class Located(Decision):
         }
 
     def __str__(self) -> str:
-        found = "; ".join(
-            f"characters {passage.start} to {passage.end} (p = {passage.p_value:.2g})"
-            for passage in self.passages
-        )
+        places = (f"{each.start} to {each.end} (p = {each.p_value:.2g})" for each in self.passages)
+        found = "; ".join(f"characters {place}" for place in places)
         return f"marked passages: {found or 'none'}; whole text: {self.detection}"
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from dewmark.sampling import Session
     from dewmark.scheme import BoundScheme
+    from dewmark.types import Seeds
 
 __all__ = ["Policy", "Span", "load_policy", "policed"]
 
@@ -110,9 +111,7 @@ def load_policy(name: str | Path) -> Policy:
     known = {field.name: type(getattr(Policy(), field.name)) for field in dataclasses.fields(Policy)}
     for field, value in given.items() if isinstance(given, dict) else [("it", given)]:
         if known.get(field) is not type(value):
-            raise ConfigError(
-                f"{name}: {field} = {value!r} is no setting of a policy; known: {', '.join(known)}"
-            )
+            raise ConfigError(f"{name}: {field} = {value!r} is no setting; known: {', '.join(known)}")
     return Policy(**given)
 
 
@@ -131,7 +130,7 @@ def _session(
     prompt_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
-    seeds: Sequence[int] | None = None,
+    seeds: Seeds = None,
 ) -> Session:
     from dewmark.sampling import SparingSession, fresh_seeds
 
@@ -197,9 +196,8 @@ def _is_open(json_text: str) -> bool:
 
 
 def _strings_and_brackets(text: str) -> Iterator[str]:
-    return (
-        match[0] for match in re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text) if match[0][0] != '"'
-    )
+    pieces = re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text)
+    return (match[0] for match in pieces if match[0][0] != '"')
 
 
 def _in_quotation(text: str, prompt: str) -> bool:

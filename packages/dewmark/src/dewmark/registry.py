@@ -76,17 +76,9 @@ class Registry(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        built_in: Mapping[str, str],
-        *,
-        group: str | None = None,
-        companion: str | None = None,
+        self, kind: str, built_in: dict[str, str], *, group: str | None = None, companion: str | None = None
     ) -> None:
-        self.kind = kind
-        self._companion = companion
-        self._built_in = built_in
-        self._group = group
+        self.kind, self._companion, self._built_in, self._group = kind, companion, built_in, group
         self.registered: dict[str, object] = {}
 
     def register(self, name: str, target: object) -> None:

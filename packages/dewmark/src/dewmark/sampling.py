@@ -25,10 +25,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dewmark.cuda.word_race import draw_plain, usable
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
+from dewmark.types import Seeds
 
 __all__ = [
     "Choice",
@@ -45,7 +47,7 @@ __all__ = [
     "warp",
 ]
 
-Choice = tuple[torch.Tensor, torch.Tensor]
+Choice = tuple[Tensor, Tensor]
 """Chosen ids (batch,), and a flag (batch,) that is False where a row had no usable logits."""
 
 _MINUS_INF = -math.inf
@@ -64,7 +66,7 @@ _LINES = 16  # a row of logits folded into this many lines, to find its largest 
 # Random numbers
 
 
-def fresh_seeds(rows: int, seeds: Sequence[int] | None) -> list[int]:
+def fresh_seeds(rows: int, seeds: Seeds) -> list[int]:
     """The given seeds, one per row, or new ones from the operating system."""
     return list(seeds) if seeds is not None else [secrets.randbits(63) for _ in range(rows)]
 
@@ -94,23 +96,23 @@ class RandomStreams:
             source.random_raw(steps, output=False)
         self._states = torch.zeros((len(seeds), 0), dtype=torch.int64, device=self.device)
 
-    def states(self, step: int) -> torch.Tensor:
+    def states(self, step: int) -> Tensor:
         """The rows' states at one step, (batch, 1) int64, for `token_uniforms`."""
         while step >= self._states.shape[1]:
             more = np.stack([source.random_raw(_STEPS_AT_ONCE).view(np.int64) for source in self._sources])
             self._states = torch.cat((self._states, torch.from_numpy(more).to(self.device)), dim=1)
         return self._states[:, step, None]
 
-    def uniforms(self, step: int, vocab: int) -> torch.Tensor:
+    def uniforms(self, step: int, vocab: int) -> Tensor:
         """Uniform numbers of one step, (batch, vocab) float64, strictly inside (0, 1)."""
         return token_uniforms(self.states(step), torch.arange(vocab, device=self.device))
 
-    def exponentials(self, step: int, vocab: int) -> torch.Tensor:
+    def exponentials(self, step: int, vocab: int) -> Tensor:
         """Exp(1) numbers of one step, (batch, vocab) float64, never 0 or infinite."""
         return self.uniforms(step, vocab).log_().neg_()
 
 
-def token_uniforms(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def token_uniforms(states: Tensor, tokens: Tensor) -> Tensor:
     """Uniform numbers of tokens (…, m) under states (batch, 1): (batch, m) float64, inside (0, 1)."""
     z = states + (tokens + 1) * _GOLDEN
     z = (z ^ _shift(z, 30)).mul_(_MIX_1)
@@ -119,7 +121,7 @@ def token_uniforms(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return _shift(z, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
-def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift(z: Tensor, bits: int) -> Tensor:
     """Unsigned right shift; torch's own repeats the sign bit."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
@@ -127,12 +129,12 @@ def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
 # Warping and drawing
 
 
-def warp(scores: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+def warp(scores: Tensor, decoding: Decoding) -> Tensor:
     """Logits (batch, vocab) after temperature, min-p, top-k and top-p, in this order."""
     return filter_logits(scores / decoding.temperature, decoding)
 
 
-def filter_logits(scores: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+def filter_logits(scores: Tensor, decoding: Decoding) -> Tensor:
     """Logits (batch, vocab), already divided by the temperature, after min-p, top-k and top-p."""
     if decoding.min_p > 0.0:
         below_top = scores - scores.amax(dim=-1, keepdim=True)
@@ -144,13 +146,13 @@ def filter_logits(scores: torch.Tensor, decoding: Decoding) -> torch.Tensor:
     return scores
 
 
-def _keep_top_k(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
     """Set every logit below the k-th largest of its row to -inf; ties with it stay."""
     least = scores.topk(min(top_k, scores.shape[-1]), dim=-1).values[:, -1:]
     return scores.masked_fill(scores < least, _MINUS_INF)
 
 
-def _keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of likeliest tokens whose probability reaches ``top_p``, and ties with the last.
 
     They are nearly always among a few hundred, so only rows where they are not are sorted as a whole.
@@ -166,7 +168,7 @@ def _keep_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     return scores.masked_fill(scores < least, _MINUS_INF)
 
 
-def _least_kept(ordered: torch.Tensor, total: torch.Tensor, top_p: float) -> torch.Tensor:
+def _least_kept(ordered: Tensor, total: Tensor, top_p: float) -> Tensor:
     """The smallest logit (batch, 1) that top-p keeps, of each row's largest ones in order (batch, m).
 
     ``total`` (batch, 1) is the log-sum-exp of the whole row.
@@ -177,7 +179,7 @@ def _least_kept(ordered: torch.Tensor, total: torch.Tensor, top_p: float) -> tor
     return ordered.gather(1, number - 1)
 
 
-def race(scores: torch.Tensor, exponentials: torch.Tensor) -> Choice:
+def race(scores: Tensor, exponentials: Tensor) -> Choice:
     """Sample one id per row from the softmax of logits (batch, vocab), with Exp(1) numbers of that shape.
 
     A row is unusable if its logits contain NaN or +inf, or leave no token to choose. Nothing here waits for
@@ -189,13 +191,13 @@ def race(scores: torch.Tensor, exponentials: torch.Tensor) -> Choice:
 
 
 def draw(
-    scores: torch.Tensor,
+    scores: Tensor,
     decoding: Decoding,
     noise: RandomStreams,
     step: int,
     *,
     session: Session | None = None,
-    input_ids: torch.Tensor | None = None,
+    input_ids: Tensor | None = None,
     final: bool = False,
 ) -> Choice:
     """Draw each row's next id from the host's logits (batch, vocab), marked by ``session`` if there is one.
@@ -232,7 +234,7 @@ def draw(
     return race(scores, noise.exponentials(step, scores.shape[1]))
 
 
-def _race_of_few(values: torch.Tensor, ids: torch.Tensor, vocab: int, states: torch.Tensor) -> Choice | None:
+def _race_of_few(values: Tensor, ids: Tensor, vocab: int, states: Tensor) -> Choice | None:
     """The race among the m likeliest tokens, ``values`` and ``ids`` (batch, m), if filters left no others.
 
     Each token has the number that it has in a race of all. None if others may be left.
@@ -243,7 +245,7 @@ def _race_of_few(values: torch.Tensor, ids: torch.Tensor, vocab: int, states: to
     return ids.gather(1, at.unsqueeze(1)).squeeze(1), sound
 
 
-def likeliest(scores: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
+def likeliest(scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """Values and ids of the m largest entries of each row (batch, vocab), both (batch, m), largest first.
 
     If a row has fewer finite logits than m, ids whose value is -inf may be listed twice.
@@ -252,14 +254,14 @@ def likeliest(scores: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]
     return _largest(folded, m, vocab=scores.shape[1])
 
 
-def _folded(scores: torch.Tensor) -> torch.Tensor:
+def _folded(scores: Tensor) -> Tensor:
     """Rows (batch, vocab) as (batch, 16, columns), padded with -inf: id = line * columns + column."""
     short = -scores.shape[1] % _LINES
     scores = torch.nn.functional.pad(scores, (0, short), value=_MINUS_INF) if short else scores
     return scores.view(len(scores), _LINES, -1)
 
 
-def _largest(folded: torch.Tensor, m: int, *, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(folded: Tensor, m: int, *, vocab: int) -> tuple[Tensor, Tensor]:
     """The m largest entries of each folded row.
 
     They lie in the m columns with the largest maxima, so one cheap pass over the vocabulary and two searches
@@ -276,7 +278,7 @@ def _largest(folded: torch.Tensor, m: int, *, vocab: int) -> tuple[torch.Tensor,
     return values, (chosen + lines).flatten(1).gather(1, at).clamp_(max=vocab - 1)
 
 
-def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> torch.Tensor:
+def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> Tensor:
     """Temperature, top-k (infinite for none), top-p and min-p of each row, (rows, 4) float32."""
     first, count = decodings[0], len(decodings)
     if all(decoding is first for decoding in decodings):
@@ -285,7 +287,7 @@ def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> tor
 
 
 @functools.lru_cache(maxsize=256)
-def _options(decodings: tuple[Decoding, ...], times: int, device: torch.device) -> torch.Tensor:
+def _options(decodings: tuple[Decoding, ...], times: int, device: torch.device) -> Tensor:
     rows = [(d.temperature, d.top_k or math.inf, d.top_p, d.min_p) for d in decodings] * times
     with torch.inference_mode(False):  # kept for later calls, in any mode
         return torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
@@ -301,7 +303,7 @@ class CandidateRace:
     ``candidates`` (batch, m) are ids, ``values`` (batch, m) their logits after temperature and filters.
     """
 
-    def __init__(self, scores: torch.Tensor, decodings: Sequence[Decoding], m: int) -> None:
+    def __init__(self, scores: Tensor, decodings: Sequence[Decoding], m: int) -> None:
         """``scores`` (batch, vocab) float32 are the host's logits, which stay as they are."""
         self._vocab = scores.shape[1]
         options = decoding_options(decodings, scores.device)
@@ -313,9 +315,7 @@ class CandidateRace:
         if bool(self._closed.any()):
             self._filter(decodings, top_k, top_p, min_p)
 
-    def _filter(
-        self, decodings: Sequence[Decoding], top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-    ) -> None:
+    def _filter(self, decodings: Sequence[Decoding], top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
         """Filter within the candidates; rows in which more may survive are filtered as a whole."""
         values = self.values
         shares = (values - values[:, :1]).exp()
@@ -337,7 +337,7 @@ class CandidateRace:
             self.values[row] = self._scores[row, self.candidates[row]]
 
     @property
-    def log_totals(self) -> torch.Tensor:
+    def log_totals(self) -> Tensor:
         """Log-sum-exp of each row's logits after temperature and filters, (batch, 1)."""
         if bool(self._closed.all()):
             return self.values.logsumexp(dim=-1, keepdim=True)
@@ -347,7 +347,7 @@ class CandidateRace:
         closed = self._closed.to(totals.device).unsqueeze(1)
         return torch.where(closed, self.values.logsumexp(dim=-1, keepdim=True), totals)
 
-    def uniforms(self, states: torch.Tensor) -> torch.Tensor:
+    def uniforms(self, states: Tensor) -> Tensor:
         """The candidates' own uniform numbers (batch, m) float64 under states (batch, 1).
 
         Where other tokens race too, all numbers are drawn together, and kept for them.
@@ -357,7 +357,7 @@ class CandidateRace:
         self._uniforms = token_uniforms(states, torch.arange(self._vocab, device=states.device))
         return self._uniforms.gather(1, self.candidates)
 
-    def winners(self, exponentials: torch.Tensor) -> Choice:
+    def winners(self, exponentials: Tensor) -> Choice:
         """The winners, given the candidates' numbers (batch, m) float64, Exp(1) over keys and seeds.
 
         All other tokens have the numbers that `uniforms` drew.
@@ -378,14 +378,8 @@ class CandidateRace:
         return chosen.squeeze(1), torch.isfinite(first).squeeze(1)
 
     def _race_others(
-        self,
-        scores: torch.Tensor,
-        candidates: torch.Tensor,
-        top: torch.Tensor,
-        uniforms: torch.Tensor,
-        first: torch.Tensor,
-        chosen: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, scores: Tensor, candidates: Tensor, top: Tensor, uniforms: Tensor, first: Tensor, chosen: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
 
         −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
@@ -408,7 +402,7 @@ class Session(ABC):
     """Marks one batch of texts while they grow and ends with it, so nothing leaks from text to text."""
 
     @abstractmethod
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return marked logits, same shape; called once per step.
 
         ``input_ids`` (batch, length) holds the prompts and the tokens written so far, padded on the left;
@@ -421,10 +415,10 @@ class ChoosingSession(Session):
     """A session that draws the token itself, because its mark lies in the randomness of the draw."""
 
     @abstractmethod
-    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         """Draw the next id of each row from the host's logits (batch, vocab) under ``decoding``."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Draw from final logits (batch, vocab); return logits in which only the chosen token is finite."""
         return one_hot_logits(scores, self.choose(input_ids, scores, Decoding()))
 
@@ -438,13 +432,11 @@ class DraftingSession(ChoosingSession):
     stretch: int
 
     @abstractmethod
-    def draw_drafts(
-        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, live: torch.Tensor
-    ) -> Choice:
+    def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
         """As `choose`, counting what is drawn in the rows (batch,) that are ``live``."""
 
     @abstractmethod
-    def keep_best(self, drafts: int) -> torch.Tensor:
+    def keep_best(self, drafts: int) -> Tensor:
         """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
 
 
@@ -471,7 +463,7 @@ class SparingSession(ChoosingSession):
         self._noise: RandomStreams | None = None
         self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
 
-    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
         step = input_ids.shape[1] - self._start
@@ -493,7 +485,7 @@ class SparingSession(ChoosingSession):
         )
 
 
-def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:
+def one_hot_logits(scores: Tensor, choice: Choice) -> Tensor:
     """Logits (batch, vocab) in which only the chosen token is finite, so that nothing later can change it.
 
     A row without usable logits is returned as it came, for the host to report.
@@ -505,7 +497,7 @@ def one_hot_logits(scores: torch.Tensor, choice: Choice) -> torch.Tensor:
     return torch.where(sound.unsqueeze(1), only, scores)
 
 
-def check_logits(scores: torch.Tensor, vocab_size: int) -> None:
+def check_logits(scores: Tensor, vocab_size: int) -> None:
     """Raise if logits (batch, vocab) do not match the scheme's vocabulary, or contain NaN (CPU only)."""
     if scores.shape[1] != vocab_size:
         raise VocabularyError(
@@ -516,9 +508,7 @@ def check_logits(scores: torch.Tensor, vocab_size: int) -> None:
         raise NumericalError("the host's logits contain NaN: load it in float32 or check its weights")
 
 
-def left_padding(
-    prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None, *, pad_id: int | None
-) -> torch.Tensor:
+def left_padding(prompt_ids: Tensor, attention_mask: Tensor | None, *, pad_id: int | None) -> Tensor:
     """How many ids of each row (batch, length) are padding on the left: (batch, 1).
 
     Without an attention mask, a leading run of ``pad_id`` counts as padding.
@@ -534,9 +524,7 @@ def left_padding(
 class SessionProcessor:
     """A session of final logits as a processor that draws: one finite logit per row comes out."""
 
-    def __init__(
-        self, session: Session, *, rows: int, seeds: Sequence[int] | None, decoding: Decoding
-    ) -> None:
+    def __init__(self, session: Session, *, rows: int, seeds: Seeds, decoding: Decoding) -> None:
         decoding.check_samples()
         self._session, self._decoding = session, decoding
         self._rows = rows
@@ -544,7 +532,7 @@ class SessionProcessor:
         self._noise: RandomStreams | None = None
         self._step = 0
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits (batch, vocab) to logits with one finite entry per row."""
         if len(input_ids) != self._rows:
             raise ConfigError(

@@ -35,9 +35,9 @@ from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, TokenScore, TokenScores
+from dewmark.types import Detection, Seeds, TokenScore, TokenScores
 from dewmark.verdict import DEFAULT_FPR, LEAST_P, least_length, verdict_of
-from dewmark.workspace import Expectations, HostInfo, NoReader, Tokenized, Workspace
+from dewmark.workspace import Expectations, HostInfo, NoReader, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -206,9 +206,7 @@ class BoundScheme(ABC):
     _units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
-        self.scheme = scheme
-        self.host = host
-        self.fingerprint = fingerprint
+        self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
         self.languages = LanguagePolicy(known=scheme.languages, every=scheme.language_free)
 
     @property
@@ -234,11 +232,7 @@ class BoundScheme(ABC):
 
     @abstractmethod
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking a batch of prompts, (batch, length), padded on the left.
 
@@ -252,7 +246,7 @@ class BoundScheme(ABC):
         prompt_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
-        seeds: Sequence[int] | None = None,
+        seeds: Seeds = None,
         decoding: Decoding = Decoding(),
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """A logits processor for any ``model.generate(logits_processor=[…])``.
@@ -312,7 +306,7 @@ class BoundScheme(ABC):
         return self.languages.judge(texts, detections)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterable[tuple[Evidence, Statistic]]:
         """The evidence of each text after its prompt, and the result of the named test.
 
@@ -431,7 +425,7 @@ def token_scores(text: Tokenized, evidence: Evidence) -> TokenScores:
     return TokenScores(text.text, text.offsets, scores, (evidence.positions >= 0).tolist())
 
 
-def text_chunks(texts: Sequence[Tokenized], *, units: int) -> Iterator[slice]:
+def text_chunks(texts: Texts, *, units: int) -> Iterator[slice]:
     """Slices of at most about ``units`` units each, so that memory does not grow with the batch."""
     start = size = 0
     for i, text in enumerate(texts):

@@ -25,10 +25,7 @@ class Row:
         self, prompt: Sequence[int], written: Sequence[int], *, seed: int, decoding: Decoding
     ) -> None:
         decoding.check_samples()
-        self.prompt = prompt
-        self.written = written
-        self.seed = seed
-        self.decoding = decoding
+        self.prompt, self.written, self.seed, self.decoding = prompt, written, seed, decoding
 
 
 class Rows(ABC):
@@ -91,9 +88,7 @@ class SessionRows(Rows):
     kind = _SessionRow
 
     def __init__(self, open_session: OpenSession, device: torch.device, *, final: bool) -> None:
-        self._open_session = open_session
-        self._device = device
-        self._final = final
+        self._open_session, self._device, self._final = open_session, device, final
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         marked = []

@@ -50,9 +50,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
         # numpy reports a short write without an errno: "1000000 requested and 131056 written"
         short = error.errno is None and "requested and" in str(error)
         if short or error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"the disk is full at {path}: free some space and run the command again"
-            ) from error
+            raise StorageError(f"the disk is full at {path}: free some space and try again") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise StorageError(f"cannot write {path}: permission denied") from error
         if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG):
@@ -201,9 +199,7 @@ def load_bundle(path: Path, *, verify: bool = True) -> Bundle:
         file = path / f"{name}.npy"
         try:
             if verify and sha256_file(file) != expected:
-                raise ArtifactError(
-                    f"{file} is corrupt (its checksum is wrong): delete {path} and make it again"
-                )
+                raise ArtifactError(f"{file} is corrupt (wrong checksum): delete {path} and make it again")
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (FileNotFoundError, ValueError, EOFError):
             raise ArtifactError(f"{file} is missing or cut short: delete {path} and make it again") from None

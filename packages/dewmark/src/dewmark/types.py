@@ -18,9 +18,13 @@ __all__ = [
     "Identification",
     "Looks",
     "Plain",
+    "Seeds",
     "TokenScore",
     "Verdict",
 ]
+
+Seeds = Sequence[int] | None
+"""A seed for each row of a batch; None draws them."""
 
 
 @dataclass(frozen=True, slots=True)

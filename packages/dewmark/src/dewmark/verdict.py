@@ -144,9 +144,8 @@ def decide(
         counts = each.verdict.conclusive or not any(tells)
         whole = corrected(each.p_value, looks, share=_whole_share(looks)) if counts else 1.0
         p_values.append(min(whole, corrected(p, looks, share=1.0 - WHOLE_SHARE)) if p < 1.0 else whole)
-    index = min(
-        range(len(detections)), key=lambda i: (tells[i] is not any(tells), p_values[i], -detections[i].z)
-    )
+    places = range(len(detections))
+    index = min(places, key=lambda i: (tells[i] is not any(tells), p_values[i], -detections[i].z))
     verdict = detections[index].verdict
     if tells[index]:
         verdict = Verdict.MARKED if p_values[index] <= fpr else Verdict.NOT_MARKED

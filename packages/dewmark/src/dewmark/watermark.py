@@ -20,7 +20,7 @@ from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader,
 from dewmark.policy import Policy, policed
 from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
-from dewmark.types import Generation
+from dewmark.types import Generation, Seeds
 from dewmark.workspace import HostInfo, Progress
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class Watermark(DetectsMarks):
         load = functools.cache(functools.partial(load_host, device=device, dtype=dtype, progress=progress))
         info, self._open_host = find_host(host, tokenizer, load=load, progress=progress)
         self._named = info.name if isinstance(host, str | HostInfo) else None
-        self._progress = progress
-        self._reader = reader
-        self.policy = policy
+        self._progress, self._reader, self.policy = progress, reader, policy
         self.provider = provider
         workspace = open_workspace(self._open_host, load=load, progress=progress)
         self.scheme: BoundScheme = chosen_scheme(scheme, settings, [key]).bind(key, info, workspace)
@@ -143,7 +141,7 @@ class Watermark(DetectsMarks):
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Conversation] | None = None,
-        seeds: Sequence[int] | None = None,
+        seeds: Seeds = None,
         member: int | None = None,
         payload: int | None = None,
         decoding: Decoding | None = None,

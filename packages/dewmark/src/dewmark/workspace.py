@@ -26,6 +26,7 @@ __all__ = [
     "HostInfo",
     "LanguageModel",
     "Progress",
+    "Texts",
     "Tokenized",
     "Tokenizer",
     "Workspace",
@@ -47,6 +48,9 @@ class Tokenized:
     ids: tuple[int, ...]
     offsets: Sequence[tuple[int, int]]
     forms: tuple[str, ...] = ()
+
+
+Texts = Sequence[Tokenized]
 
 
 class Tokenizer(Protocol):
@@ -110,9 +114,7 @@ class _NoTokenizer:
     """The tokenizer of `no_host`: every use is an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError(
-            "no host is given, which is enough only for detection: name a host to generate with"
-        )
+        raise ConfigError("no host is given, which is enough for detection: name one to generate with")
 
 
 def no_host() -> HostInfo:
@@ -197,7 +199,7 @@ class ReaderFolder:
         raise ConfigError(f"the reader {self.name} reads the words of a lexicon: use it with the scheme dew")
 
 
-def reader_folder(name: object) -> ReaderFolder | None:
+def reader_in(name: object) -> ReaderFolder | None:
     """The reader in a folder, if ``name`` is one."""
     is_folder = isinstance(name, str) and (Path(name) / "bundle.json").is_file()
     return ReaderFolder(Path(str(name))) if is_folder else None

@@ -13,13 +13,7 @@ from dewmark.batch import DetectorSpec, Document, detect_file, detecting, open_s
 from dewmark.batch.detecting import ScoringWorker
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
-from dewmark.errors import (
-    ConfigError,
-    DewmarkError,
-    InputError,
-    KeyFileError,
-    StorageError,
-)
+from dewmark.errors import ConfigError, DewmarkError, InputError, KeyFileError, StorageError
 from dewmark.stats.multiple_testing import benjamini_hochberg
 
 ROWS = texts(57)
@@ -135,9 +129,7 @@ def test_a_bad_row_ends_the_run_and_keeps_the_blocks_before_it(detector, tmp_pat
     assert len((tmp_path / "out.jsonl.partial").read_text(encoding="utf-8").splitlines()) == 1 + 4
 
 
-def test_two_workers_give_the_same_rows_even_if_one_is_killed(
-    detector, expected, jsonl, tmp_path, monkeypatch
-):
+def test_two_workers_give_the_same_rows_if_one_is_killed(detector, expected, jsonl, tmp_path, monkeypatch):
     monkeypatch.setattr(detecting, "ScoringWorker", DyingWorker)
     monkeypatch.setenv("DEWMARK_TEST_DIED", str(tmp_path / "died"))
     made = tmp_path / "out.parquet"

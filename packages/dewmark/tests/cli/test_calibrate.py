@@ -72,14 +72,9 @@ class TestCalibrate:
 
     @pytest.mark.parametrize(
         ("last", "said"),
-        [
-            ('{"language": "en"}', 'neg.jsonl, line 102 has no "text"'),
-            ("{", "line 102: not a line of JSON"),
-        ],
+        [('{"language": "en"}', 'neg.jsonl, line 102 has no "text"'), ("{", "line 102: not a line of JSON")],
     )
-    def test_a_bad_line_is_reported_before_models_are_loaded(
-        self, calibrate, negatives, tmp_path, last, said
-    ):
+    def test_a_bad_line_is_reported_before_models_load(self, calibrate, negatives, tmp_path, last, said):
         with negatives.open("a") as stream:
             stream.write(last + "\n")
         error = calibrate("--host", "nowhere").error
@@ -88,10 +83,7 @@ class TestCalibrate:
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
-        [
-            (["--out", "."], "is a folder"),
-            (["--out", "NEG"], "--out is the file of negatives"),
-        ],
+        [(["--out", "."], "is a folder"), (["--out", "NEG"], "--out is the file of negatives")],
     )
     def test_bad_options(self, calibrate, negatives, arguments, said):
         before = negatives.read_bytes()

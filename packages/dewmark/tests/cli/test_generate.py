@@ -220,9 +220,7 @@ def conversations(tmp_path: Path) -> Path:
     return path
 
 
-def test_messages_are_answered_in_the_host_s_template_and_decoding(
-    run, host, key_file, conversations, tmp_path
-):
+def test_messages_are_answered_in_the_host_s_template(run, host, key_file, conversations, tmp_path):
     out = tmp_path / "out.jsonl"
     command = ["generate", "--key", key_file, "--prompts", conversations, "--out", out, "--seed", 3]
     assert run(*command).code == 0

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 import pytest
-from tests.fakes import COMPOSED, BagEncoder
+from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.dew.reading import distinct_windows
@@ -18,11 +18,7 @@ from dewmark.text.windows import ABSENT
 from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(32)))
-CONFIGURATIONS = {
-    "words": ("dew", {}),
-    "tokens": ("dew-paper", COMPOSED),
-    "window": ("dew-paper", {}),
-}
+CONFIGURATIONS = {"words": ("dew", {}), "tokens": ("dew-paper", COMPOSED), "window": ("dew-paper", {})}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +41,7 @@ def numbers(detections):
 
 
 @pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_batch_a_text_alone_and_small_chunks_agree(
-    scheme, settings, host: FakeHost, texts, bag_encoder: BagEncoder
-) -> None:
+def test_a_batch_a_text_alone_and_small_chunks_agree(scheme, settings, host, texts, bag_encoder):
     bound = dewmark.load_scheme(KEY, host=host.info, scheme=scheme, settings=settings)
     alone = [bound.detect(text) for text in texts]
     # float32 sums in another order: a few units in its 24th bit
@@ -97,9 +91,7 @@ def test_rows_of_a_mapped_table_are_copied_and_its_pages_given_back(tmp_path) ->
 
 
 @pytest.mark.parametrize("settings", [CONFIGURATIONS["tokens"][1], {**COMPOSED, "mode": "context_only"}])
-def test_a_stored_detector_maps_its_tables_in_half_precision(
-    settings, host: FakeHost, texts, bag_encoder: BagEncoder, tmp_path
-) -> None:
+def test_a_stored_detector_maps_its_tables_in_half_precision(settings, host, texts, bag_encoder, tmp_path):
     bound = dewmark.load_scheme(KEY, host=host.info, scheme="dew-paper", settings=settings)
     dewmark.Detector(bound).save(tmp_path / "detector")
     stored = dewmark.Detector.load(tmp_path / "detector").scheme

@@ -66,11 +66,7 @@ def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
     best = scores.best(DRAFTS)
     assert (best // DRAFTS == torch.arange(KEYS)).all()
-    return (
-        Counter(map(tuple, ids[best, -LENGTH:].tolist())),
-        u.view(KEYS, DRAFTS).numpy(),
-        u[best].numpy(),
-    )
+    return (Counter(map(tuple, ids[best, -LENGTH:].tolist())), u.view(KEYS, DRAFTS).numpy(), u[best].numpy())
 
 
 def test_kept_drafts_fit_the_key_better_and_follow_the_host(bag_encoder, tmp_path) -> None:

@@ -56,12 +56,7 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
 def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> None:
     """All texts are read in one pass, whatever their prompts; this reads them word by word."""
     bound = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
-    texts = [
-        "the the the the the xyzzy bridge bridge",
-        "xyzzy plugh qwzx river",
-        "bridge",
-        f"{FIRST} {FIRST}",
-    ]
+    texts = ["the the the the the xyzzy bridge bridge", "xyzzy plugh qwz river", "bridge", f"{FIRST} {FIRST}"]
     prompts = ["an old", "", "", ""]
     tokenized, before = bound.tokenize(texts), bound.tokenize(prompts)
     lexicon, k = bound.reader.lexicon, bound.reader.k

@@ -57,9 +57,7 @@ def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_pa
     assert (unmarked.member, unmarked.payload, unmarked.forgery) == (None, None, None)
 
 
-def test_the_seed_chooses_the_member_and_a_text_does_not_depend_on_its_batch(
-    host, bag_encoder, tmp_path
-) -> None:
+def test_the_seed_chooses_the_member_and_the_batch_does_not(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32)), members=8), host, tmp_path)
     decoding = Decoding(max_new_tokens=100, min_new_tokens=100)
 

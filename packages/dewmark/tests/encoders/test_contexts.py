@@ -5,12 +5,7 @@ import pytest
 from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import Whitening, normalize_rows
-from dewmark.encoders.contexts import (
-    ComposedContexts,
-    WindowContexts,
-    load_context_whitening,
-    token_vectors,
-)
+from dewmark.encoders.contexts import ComposedContexts, WindowContexts, load_context_whitening, token_vectors
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.workspace import Workspace
@@ -24,14 +19,7 @@ def host() -> FakeHost:
 def test_windows(host) -> None:
     """0 is a special token, 305 an id that the model does not have."""
     windows = windows_of((5, 6, 0, 7, 305, 8), k=2, host=host.info)
-    assert windows.tolist() == [
-        [ABSENT, ABSENT],
-        [ABSENT, 5],
-        [5, 6],
-        [6, ABSENT],
-        [ABSENT, 7],
-        [7, ABSENT],
-    ]
+    assert windows.tolist() == [[ABSENT, ABSENT], [ABSENT, 5], [5, 6], [6, ABSENT], [ABSENT, 7], [7, ABSENT]]
     assert windows_of((), k=2, host=host.info).shape == (0, 2)
 
 
@@ -44,9 +32,7 @@ def test_composed_is_the_whitened_mean(host, tmp_path) -> None:
     got = ComposedContexts(table).vectors(windows)
     for i, ids in enumerate(([10, 20, 30], [40, 41])):
         raw = encoder.encode(host.info.tokenizer.decode([[j] for j in ids])).mean(axis=0, keepdims=True)
-        np.testing.assert_allclose(
-            got[i], normalize_rows(whitening.apply(raw))[0], atol=5e-3
-        )  # float16 table
+        np.testing.assert_allclose(got[i], normalize_rows(whitening.apply(raw))[0], atol=5e-3)  # float16
     assert (got[2] == 0).all()
     assert (table[:4] == 0).all()
     assert (table[300:] == 0).all()

@@ -71,9 +71,7 @@ def test_loading_is_lazy_and_cached(tiny: Path) -> None:
     assert load_encoder(str(tiny)) is not encoder
 
 
-def test_packaged_encoders_are_described_without_fetching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packaged_encoders_are_described_without_fetching(tmp_path, monkeypatch):
     monkeypatch.setenv("DEWMARK_CACHE", str(tmp_path))
     use, minilm = load_encoder("use-m3"), load_encoder("minilm")
     assert (use.name, use.identity, use.dim) == ("use-m3", "use-m3@0.2.1:182579c19c70", 512)
@@ -152,9 +150,7 @@ def test_cached_hub_id_needs_no_network(tiny: Path, hub_cache: Path) -> None:
     np.testing.assert_array_equal(encoder.encode(TEXTS), load_encoder(str(tiny), device="cpu").encode(TEXTS))
 
 
-def test_uncached_hub_id_is_downloaded_and_pinned(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncached_hub_id_is_downloaded_and_pinned(tiny, tmp_path, monkeypatch):
     library = pytest.importorskip("sentence_transformers")
     real, asked = library.SentenceTransformer, []
 
@@ -176,16 +172,10 @@ def test_uncached_hub_id_is_downloaded_and_pinned(
 
 def test_unavailable_hub_id_is_one_line_with_remedies(hub_cache: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        load_encoder("someone/else")
+        load_encoder("some/else")
     message = str(caught.value)
     assert "\n" not in message
-    for part in (
-        "someone/else",
-        "Name or service not known",
-        "dewmark models pull",
-        "local folder",
-        "use-m3",
-    ):
+    for part in ("some/else", "Name or service not known", "dewmark models pull", "local folder", "use-m3"):
         assert part in message
 
 

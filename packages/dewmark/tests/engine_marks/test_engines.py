@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers, random_logits
+from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers, raw_logits
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import (
     SynthIDTextWatermarkLogitsProcessor,
@@ -127,7 +127,7 @@ def test_green_lists_and_counts_are_those_of_transformers(seeding: str, width: i
     settings = {"seeding_scheme": seeding, "context_width": width}
     theirs = WatermarkLogitsProcessor(vocab_size=VOCAB, device="cpu", hashing_key=KGW_KEY, **settings)
     bound = engine("transformers-kgw", KGW_KEY, **settings)
-    ids, logits = torch.tensor([[9, 50, 60, 70], [12, 51, 60, 71]]), random_logits(2, VOCAB)
+    ids, logits = torch.tensor([[9, 50, 60, 70], [12, 51, 60, 71]]), raw_logits(2, VOCAB)
     assert torch.equal(bound.session(ids)(ids, logits), theirs(ids, logits))
     text = numbers(200, top=40)  # repetitive
     config = type("Config", (), {"bos_token_id": 1, "vocab_size": VOCAB, "is_encoder_decoder": False})
@@ -177,7 +177,7 @@ def test_synthid_session_reweights_as_transformers_does() -> None:
     ids = torch.tensor([[9, 50, 60, 70], [12, 51, 60, 71]])
     session = bound.session(ids)
     for step in range(12):  # the same tokens again: contexts recur
-        logits = random_logits(2, VOCAB, seed=step)
+        logits = raw_logits(2, VOCAB, seed=step)
         expected = theirs(ids, logits).softmax(dim=1)
         torch.testing.assert_close(session(ids, logits).softmax(dim=1), expected, atol=1e-6, rtol=1e-4)
         ids = torch.cat((ids, torch.tensor([[20 + step % 2], [30 + step % 2]])), dim=1)
@@ -200,7 +200,7 @@ def test_sbw_writes_what_it_reads_and_counts_a_seed_and_token_once(seeding: str)
     bound, ids = engine("vllm-sbw", 42, seeding=seeding), torch.tensor([[5, 6, 7]])
     session = bound.session(ids)
     for step in range(60):
-        marked = session(ids, random_logits(1, VOCAB, seed=step))
+        marked = session(ids, raw_logits(1, VOCAB, seed=step))
         ids = torch.cat((ids, marked[:, :300].argmax(dim=1, keepdim=True)), dim=1)
     written = " ".join(map(str, ids[0, 3:].tolist()))
     assert bound.detect(written).p_value < 1e-6

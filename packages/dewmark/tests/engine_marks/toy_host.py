@@ -92,6 +92,6 @@ def random_words(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (rows, width), generator=generator).to(torch.int32)
 
 
-def random_logits(rows: int, width: int, *, scale: float = 2.0, seed: int = 1) -> torch.Tensor:
+def raw_logits(rows: int, width: int, *, scale: float = 2.0, seed: int = 1) -> torch.Tensor:
     """Normal logits (rows, width)."""
     return scale * torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))

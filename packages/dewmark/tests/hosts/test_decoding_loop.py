@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
-)
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -18,12 +16,7 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import NGrams, block_repeats
 from dewmark.workspace import Workspace
 
-PROMPTS = [
-    "the old bridge over the river",
-    "the sea",
-    "",
-    "one old ship was on the water when the wind and rain",
-]
+PROMPTS = ["the old bridge over the river", "the sea", "", "one old ship was on the water when wind and rain"]
 SEEDS = [5, 6, 7, 8]
 SETTINGS = {"max_new_tokens": 24, "no_repeat_ngram": 3, "temperature": 0.9, "top_p": 0.95, "top_k": 200}
 

@@ -25,10 +25,7 @@ TEXTS = [
     "  two spaces,\ttabs\n\nand lines; naïve café 日本語のテキスト 🙂 end",
     "<|im_start|>user\nWhat is this?<|im_end|>",
 ]
-CONFIGURATIONS = {
-    "words": ("dew", {}),
-    "bias": ("dew-paper", {"lambda": 3.0, **COMPOSED}),
-}
+CONFIGURATIONS = {"words": ("dew", {}), "bias": ("dew-paper", {"lambda": 3.0, **COMPOSED})}
 
 
 @pytest.fixture(scope="module")

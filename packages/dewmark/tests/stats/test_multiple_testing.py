@@ -7,11 +7,7 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, NumericalError
-from dewmark.stats.multiple_testing import (
-    benjamini_hochberg,
-    holm,
-    sidak_min,
-)
+from dewmark.stats.multiple_testing import benjamini_hochberg, holm, sidak_min
 
 CORRECTIONS = [benjamini_hochberg, holm]
 

@@ -34,11 +34,7 @@ def test_clopper_pearson_coverage_is_at_least_nominal(p):
 
 @pytest.mark.parametrize(
     ("hits", "trials", "confidence", "error", "said"),
-    [
-        (3, 2, 0.95, InputError, "3 of 2"),
-        (0, 0, 0.95, InputError, "0 of 0"),
-        (1, 2, 95, ConfigError, "got 95"),
-    ],
+    [(3, 2, 0.95, InputError, "3 of 2"), (0, 0, 0.95, InputError, "0 of 0"), (1, 2, 9, ConfigError, "got 9")],
 )
 def test_impossible_rates_are_rejected(hits, trials, confidence, error, said):
     with pytest.raises(error, match=said):

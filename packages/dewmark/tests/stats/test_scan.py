@@ -111,9 +111,7 @@ def test_the_family_covers_the_text_at_every_length(windows, text):
     assert windows.start.min() == 0
     assert windows.end.max() == length
     assert np.all(np.diff(np.unique(sizes)) <= np.maximum(0.16 * np.unique(sizes)[:-1], 2))
-    assert windows.share.sum() == pytest.approx(
-        1.0, abs=0.25
-    )  # short windows of few independent units are out
+    assert windows.share.sum() == pytest.approx(1.0, abs=0.25)  # windows of few independent units are out
 
 
 def test_family_wise_p_values_hold_over_keys(text, windows):

@@ -11,13 +11,7 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 import dewmark
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.encoders.base import encoder_languages
-from dewmark.text.languages import (
-    _SAME,
-    LanguagePolicy,
-    TextLanguage,
-    _load,
-    guess_language,
-)
+from dewmark.text.languages import _SAME, LanguagePolicy, TextLanguage, _load, guess_language
 from dewmark.types import Detection, Verdict
 
 HELD_OUT = {

@@ -69,13 +69,11 @@ class Given:
         }
 
 
+File = Path | None
+
+
 def read_given(
-    bound: BoundScheme | None,
-    *,
-    quality: Path | None,
-    proof: Path | None,
-    certificate: Path | None,
-    public_page: str | None,
+    bound: BoundScheme | None, *, quality: File, proof: File, certificate: File, public_page: str | None
 ) -> Given:
     """The files that were given, checked to be what they should be and, once bound, of this deployment."""
     report = _read(quality, "--quality", ("outcome", "texts", "scheme", "host", "measures"))
@@ -173,7 +171,7 @@ def code_measures(given: Given, *, access: Mapping[str, Any]) -> list[dict[str, 
         (
             "low error rates across lengths and entropies",
             "Effective, Reliable",
-            "small samples: see the intervals",
+            "small samples: see intervals",
         ),
         ("robustness", "Robust", "rewriting by a person or a large model removes the mark"),
         (

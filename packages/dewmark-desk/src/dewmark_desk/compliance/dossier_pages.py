@@ -81,9 +81,8 @@ def _summary(found: Mapping[str, Any], host: str) -> Iterator[str]:
 
 def _found(row: Mapping[str, Any]) -> str:
     """A row's shares in words."""
-    return " and ".join(
-        f"{each['found']} of {each['texts']} are found at {each['level']:g}" for each in row["at"]
-    )
+    shares = (f"{each['found']} of {each['texts']} are found at {each['level']:g}" for each in row["at"])
+    return " and ".join(shares)
 
 
 def _deployment(dossier: Mapping[str, Any]) -> Iterator[str]:
@@ -298,9 +297,7 @@ def _level_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _shares(row: Mapping[str, Any], columns: int = 0) -> list[str]:
-    found = [
-        f"{each['found']} of {each['texts']} ({each['low']:.2f}–{each['high']:.2f})" for each in row["at"]
-    ]
+    found = [f"{at['found']} of {at['texts']} ({at['low']:.2f}–{at['high']:.2f})" for at in row["at"]]
     return found + ["–"] * (columns - len(found))
 
 

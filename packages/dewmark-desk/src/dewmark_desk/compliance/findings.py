@@ -58,9 +58,7 @@ def _at(length: int) -> Callable[[Row], Row | None]:
     return lambda row: next((score for score in row["scores"] if score["length"] == length), None)
 
 
-def _levels(
-    rows: Sequence[Row], plan: DossierPlan, score: Callable[[Row], Row | None]
-) -> list[dict[str, Any]]:
+def _levels(rows: Sequence[Row], plan: DossierPlan, score: Callable[[Row], Row | None]) -> list[Row]:
     shares = (_share(rows, level, score) for level in plan.levels)
     return [share for share in shares if share is not None]
 
@@ -102,9 +100,8 @@ def _by_entropy(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     """Marked openings in three equal groups by the host's mean entropy along the text."""
     texts = measured.texts["openings"]
     entropy = {(row["id"], row["text_hash"]): row["entropy"] for row in measured.quality}
-    known = [
-        (value, row) for row in texts if (value := entropy.get((row["id"], row["config_hash"]))) is not None
-    ]
+    places = [(entropy.get((row["id"], row["config_hash"])), row) for row in texts]
+    known = [(value, row) for value, row in places if value is not None]
     known.sort(key=lambda pair: pair[0])
     found = []
     for name, part in zip(_TERCILES, np.array_split(np.arange(len(known)), 3), strict=True):
@@ -186,9 +183,8 @@ def _domain(row: Row) -> str:
 
 def _robustness(measured: Measured, plan: DossierPlan) -> list[dict[str, Any]]:
     clean = [{"attack": "none", "at": _levels(measured.texts["openings"], plan, _whole)}]
-    return clean + [
-        {"attack": name, "at": _levels(rows, plan, _whole)} for name, rows in measured.attacked.items()
-    ]
+    attacked = measured.attacked.items()
+    return clean + [{"attack": name, "at": _levels(rows, plan, _whole)} for name, rows in attacked]
 
 
 def _quality(measured: Measured) -> list[dict[str, Any]]:

@@ -239,14 +239,8 @@ def measure(
     unmarked = Negatives([*own, *negatives.documents])
     scored = _score_negatives(bound, unmarked, rows / "negatives.jsonl", progress)
     shared = text_directions(bound, unmarked.texts, progress=progress)
-    quality = _qualities(
-        judge or watermark.host,
-        watermark.host,
-        plan,
-        [*texts["openings"], *texts["openings-unmarked"]],
-        rows / "quality.jsonl",
-        progress,
-    )
+    both, host = [*texts["openings"], *texts["openings-unmarked"]], watermark.host
+    quality = _qualities(judge or host, host, plan, both, rows / "quality.jsonl", progress)
     return Measured(texts, attacked, unavailable, scored, quality, shared)
 
 
@@ -264,10 +258,8 @@ def check_attacks(plan: DossierPlan) -> None:
             _open(label)
 
 
-def _write(
-    watermark: Watermark, plan: DossierPlan, stage: Stage, path: Path, progress: Progress
-) -> list[Row]:
-    bound = watermark.scheme
+def _write(writer: Watermark, plan: DossierPlan, stage: Stage, path: Path, progress: Progress) -> list[Row]:
+    bound = writer.scheme
     scheme = bound if stage.marked else None
     identity = config.config_hash(
         generation_hash(stage.decoding, scheme, bound.host), list(plan.lengths), bound.config_hash
@@ -279,7 +271,7 @@ def _write(
         return {"id": prompt.id, "group": prompt.group, **seed, "prompt": prompt.prompt}
 
     def make(batch: range) -> Iterator[Row]:
-        made = watermark.host.generate(
+        made = writer.host.generate(
             [stage.prompts[i].prompt for i in batch],
             scheme=scheme,
             seeds=[plan.seed + i for i in batch],
@@ -295,12 +287,7 @@ def _write(
 
 
 def _attack(
-    bound: BoundScheme,
-    plan: DossierPlan,
-    attack: Attack,
-    texts: Sequence[Row],
-    path: Path,
-    progress: Progress,
+    mark: BoundScheme, plan: DossierPlan, attack: Attack, texts: Sequence[Row], path: Path, progress: Progress
 ) -> list[Row]:
     identity = config.config_hash(attack.identity(), [row["config_hash"] for row in texts])
 
@@ -311,7 +298,7 @@ def _attack(
         made = attack.apply(
             [texts[i]["text"] for i in batch], seeds=[text_seed(plan.seed, texts[i]["id"]) for i in batch]
         )
-        scored = _scores(bound, plan, made, whole=True)
+        scored = _scores(mark, plan, made, whole=True)
         for text, scores in zip(made, scored, strict=True):
             yield {"text": text, "scores": scores}
 
@@ -415,13 +402,12 @@ class _Rows:
     def completed(self, make: Callable[[range], Iterable[Row]], what: str, progress: Progress) -> list[Row]:
         """All rows; those that the file lacks are made, batch by batch."""
         unknown = dict.fromkeys(self.made, ...)
-        rows = ResumableRows(
-            self.path,
-            self.total,
-            batch_size=self.batch_size,
-            expected=lambda i: {**self.known(i), **unknown},
-            private=True,
-        )
+
+        def expected(i: int) -> Row:
+            return {**self.known(i), **unknown}
+
+        size = self.batch_size
+        rows = ResumableRows(self.path, self.total, batch_size=size, expected=expected, private=True)
         progress(what, rows.done, self.total)
         for batch in rows.pending():
             rows.append([{**self.known(i), **each} for i, each in zip(batch, make(batch), strict=True)])

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from starlette._utils import AwaitableOrContextManager
 from starlette.datastructures import FormData
 
@@ -58,14 +59,18 @@ def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
-ServiceOf = Annotated[Service, Depends(_service)]
+Desk = Annotated[Service, Depends(_service)]
 CallerOf = Annotated[Caller, Depends(_caller)]
 RequestId = Annotated[str, Depends(_request_id)]
 
 
-def guarded(*scopes: Scope, errors: tuple[int, ...] = BODY) -> dict[str, Any]:
-    """Options of a route for tokens with one of these scopes, and its errors for the OpenAPI document."""
+def guarded(
+    summary: str, answer: type[BaseModel] | None, *scopes: Scope, errors: tuple[int, ...] = BODY
+) -> dict[str, Any]:
+    """Options of a route for tokens with one of these scopes: what it does, answers and fails with."""
     return {
+        "summary": summary,
+        "response_model": answer,
         "dependencies": [Depends(_token)],
         "openapi_extra": {_SCOPES: [str(scope) for scope in scopes]},
         "responses": error_responses(400, 401, 403, 503, *errors),

@@ -15,24 +15,18 @@ from dewmark_desk.api_tokens import Scope
 from dewmark_desk.documents import extract_text
 from dewmark_desk.examining import Query, examination, examine
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import DetectRequest, DetectResponse, ExtractResponse
 
 router = APIRouter(prefix="/v1", tags=["detection"], route_class=GuardedRoute)
 
+_SCOPES, _FILE = (Scope.DETECT, Scope.DETECT_PUBLIC), (408, 413, 415, 422, 429)
 _EXTRACT_SECONDS = 20.0
 _FILE_SECONDS = 2.0  # that a file takes, as estimated: nobody knows before it is read
 
 
-@router.post(
-    "/detect",
-    response_model=DetectResponse,
-    summary="Check whether texts are marked",
-    **guarded(Scope.DETECT, Scope.DETECT_PUBLIC),
-)
-async def detect(
-    body: DetectRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
+@router.post("/detect", **guarded("Check whether texts are marked", DetectResponse, *_SCOPES))
+async def detect(body: DetectRequest, service: Desk, caller: CallerOf, request_id: RequestId) -> JSONResponse:
     """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
     The verdict and its p-value account for everything that is examined: the whole text, its passages if
@@ -41,37 +35,19 @@ async def detect(
     texts, prompts = _texts(body)
     choices = (body.fpr, body.test, body.tenants, body.tokens or None, body.passages or None)
     if not caller.sees_all and (not body.read or any(choice is not None for choice in choices)):
-        raise ApiError(
-            403,
-            "forbidden",
-            "this token may not set fpr, test, tenants, passages or read, nor see token scores",
-        )
-    how = examination(
-        service,
-        caller,
-        body.tenants,
-        fpr=body.fpr,
-        test=body.test,
-        passages=body.passages,
-        read=body.read,
-        demonstration=True,
-    )
-    queries = [
-        Query(text, prompt, body.tokens, not caller.sees_all)
-        for text, prompt in zip(texts, prompts, strict=True)
-    ]
+        said = "this token may not set fpr, test, tenants, passages or read, nor see token scores"
+        raise ApiError(403, "forbidden", said)
+    asked = body.model_dump(include={"fpr", "test", "passages", "read"})
+    how = examination(service, caller, body.tenants, **asked, demonstration=True)
+    how_told = body.tokens, not caller.sees_all
+    queries = [Query(*each, *how_told) for each in zip(texts, prompts, strict=True)]
     answers = await examine(service, caller, request_id, "detect", queries, how)
     return JSONResponse({"request_id": request_id, "results": [answer.said for answer in answers]})
 
 
-@router.post(
-    "/extract",
-    response_model=ExtractResponse,
-    summary="Extract the text of a document",
-    **guarded(Scope.DETECT, Scope.DETECT_PUBLIC, errors=(408, 413, 415, 422, 429)),
-)
+@router.post("/extract", **guarded("Extract the text of a document", ExtractResponse, *_SCOPES, errors=_FILE))
 async def extract(
-    file: Annotated[UploadFile, File()], service: ServiceOf, caller: CallerOf, request_id: RequestId
+    file: Annotated[UploadFile, File()], service: Desk, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Extract the text of a .pdf, .docx, .odt, .txt or .md file, which is not stored."""
     data = await file.read()

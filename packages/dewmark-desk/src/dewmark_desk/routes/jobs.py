@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examining import Examination, Query, examination
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.jobs import AUDIT, BATCH, Item, Job, named_id
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import AuditRequest, BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
@@ -28,11 +29,13 @@ from dewmark_desk.settings import Settings
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=GuardedRoute)
 
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
-_FOUND = guarded(Scope.DETECT, errors=(404, 422))
+_FOUND = functools.partial(guarded, errors=(404, 422))
+_JOB: dict[str, Any] = {"status_code": 202}
 JobId = Annotated[str, Path(pattern=_ID)]
-IdempotencyKey = Annotated[
+JobName = Annotated[
     str | None,
     Header(
+        alias="idempotency-key",
         pattern=r"^[A-Za-z0-9._:-]{1,64}$",
         description="Your own name for this request: sent again with the same name, it returns the same job.",
     ),
@@ -40,19 +43,9 @@ IdempotencyKey = Annotated[
 Limit = Annotated[int, Parameter(ge=1, le=500, description="The most rows on a page.")]
 
 
-@router.post(
-    "/audit",
-    status_code=202,
-    response_model=JobResponse,
-    summary="Measure a key's false-positive rate on unmarked texts",
-    **guarded(Scope.DETECT),
-)
+@router.post("/audit", **guarded("Measure a key's false-positive rate", JobResponse, Scope.DETECT), **_JOB)
 async def audit(
-    body: AuditRequest,
-    service: ServiceOf,
-    caller: CallerOf,
-    request_id: RequestId,
-    idempotency_key: IdempotencyKey = None,
+    body: AuditRequest, service: Desk, caller: CallerOf, request_id: RequestId, name: JobName = None
 ) -> JSONResponse:
     """Start an audit, which runs in the background and survives a restart.
 
@@ -65,24 +58,12 @@ async def audit(
     how = Examination(tenants, keys=1, test=body.test)
     texts = await service.in_thread(_distinct, body, how, service.settings)
     left_out = len(body.texts) - len(texts)
-    return await _submit(
-        service, caller, request_id, AUDIT, how, body, texts, name=idempotency_key, left_out=left_out
-    )
+    return await _submit(service, caller, request_id, AUDIT, how, body, texts, name=name, left_out=left_out)
 
 
-@router.post(
-    "/batches",
-    status_code=202,
-    response_model=JobResponse,
-    summary="Check many texts in the background",
-    **guarded(Scope.DETECT),
-)
+@router.post("/batches", **guarded("Check many texts in the background", JobResponse, Scope.DETECT), **_JOB)
 async def batch(
-    body: BatchRequest,
-    service: ServiceOf,
-    caller: CallerOf,
-    request_id: RequestId,
-    idempotency_key: IdempotencyKey = None,
+    body: BatchRequest, service: Desk, caller: CallerOf, request_id: RequestId, name: JobName = None
 ) -> JSONResponse:
     """Start a batch of detections, which survives a restart; results are read page by page.
 
@@ -100,14 +81,12 @@ async def batch(
         "fpr": how.fpr,
         "passages": how.passages,
     }
-    return await _submit(
-        service, caller, request_id, BATCH, how, body, texts, name=idempotency_key, options=options
-    )
+    return await _submit(service, caller, request_id, BATCH, how, body, texts, name=name, options=options)
 
 
-@router.get("/jobs", response_model=JobList, summary="The caller's jobs", **_FOUND)
+@router.get("/jobs", **_FOUND("The caller's jobs", JobList, Scope.DETECT))
 async def jobs(
-    service: ServiceOf,
+    service: Desk,
     caller: CallerOf,
     limit: Limit = 50,
     after: Annotated[str | None, Parameter(pattern=_ID, description="The cursor of a page.")] = None,
@@ -123,23 +102,16 @@ async def jobs(
     )
 
 
-@router.get(
-    "/jobs/{job}", response_model=JobState, summary="A job's progress, and its report or summary", **_FOUND
-)
-async def job(job: JobId, service: ServiceOf, caller: CallerOf) -> JSONResponse:
+@router.get("/jobs/{job}", **_FOUND("A job's progress, and its report or summary", JobState, Scope.DETECT))
+async def job(job: JobId, service: Desk, caller: CallerOf) -> JSONResponse:
     """State, progress and, once the job is done, an audit's report or a batch's summary."""
     return JSONResponse((await _find(job, service, caller)).to_dict())
 
 
-@router.get(
-    "/jobs/{job}/results",
-    response_model=ResultList,
-    summary="The results of a batch, page by page",
-    **_FOUND,
-)
+@router.get("/jobs/{job}/results", **_FOUND("The results of a batch, by page", ResultList, Scope.DETECT))
 async def results(
     job: JobId,
-    service: ServiceOf,
+    service: Desk,
     caller: CallerOf,
     limit: Limit = 100,
     after: Annotated[int, Parameter(ge=-1, le=10**9, description="The cursor of a page.")] = -1,
@@ -153,8 +125,8 @@ async def results(
     return JSONResponse({"results": rows, "next": last if last + 1 < found.total else None})
 
 
-@router.delete("/jobs/{job}", status_code=204, summary="Stop and delete a job", **_FOUND)
-async def delete(job: JobId, service: ServiceOf, caller: CallerOf) -> Response:
+@router.delete("/jobs/{job}", status_code=204, **_FOUND("Stop and delete a job", None, Scope.DETECT))
+async def delete(job: JobId, service: Desk, caller: CallerOf) -> Response:
     """Delete a job with its texts and results."""
     found = await _find(job, service, caller)
     await service.in_thread(service.jobs.delete, found.id)

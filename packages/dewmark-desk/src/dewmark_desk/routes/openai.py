@@ -36,7 +36,7 @@ from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examining import seed_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.routes.tool_calls import (
     Function,
     Tool,
@@ -195,17 +195,17 @@ class ChatRequest(_Request):
         return offered(self.tools, self.tool_choice)
 
 
-@router.get("/models", summary="The model that generates", **guarded(Scope.GENERATE, errors=(404,)))
-async def list_models(service: ServiceOf) -> JSONResponse:
+@router.get("/models", **guarded("The model that generates", None, Scope.GENERATE, errors=(404,)))
+async def list_models(service: Desk) -> JSONResponse:
     """OpenAI's list of models."""
     name = _generator(service).name
     model = {"id": name, "object": "model", "created": _STARTED, "owned_by": "dewmark"}
     return JSONResponse({"object": "list", "data": [model]})
 
 
-@router.post("/completions", summary="Continue texts, marked", **guarded(Scope.GENERATE))
+@router.post("/completions", **guarded("Continue texts, marked", None, Scope.GENERATE))
 async def completions(
-    body: CompletionRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: CompletionRequest, request: Request, service: Desk, caller: CallerOf, request_id: RequestId
 ) -> Response:
     """OpenAI's completions; every text carries the mark of the token's tenant.
 
@@ -216,9 +216,9 @@ async def completions(
     return await _respond(body, request, prompts, tokens, "text", service, caller, request_id)
 
 
-@router.post("/chat/completions", summary="Answer in a conversation, marked", **guarded(Scope.GENERATE))
+@router.post("/chat/completions", **guarded("Answer in a conversation, marked", None, Scope.GENERATE))
 async def chat_completions(
-    body: ChatRequest, request: Request, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: ChatRequest, request: Request, service: Desk, caller: CallerOf, request_id: RequestId
 ) -> Response:
     """OpenAI's chat completions; every answer carries the mark of the token's tenant.
 
@@ -484,12 +484,8 @@ def _finish(streams: list[TextStream], service: Service, request_id: str) -> Non
 
 
 def _usage(prompt_tokens: int, streams: list[TextStream]) -> dict[str, int]:
-    written = sum(stream.tokens for stream in streams)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": prompt_tokens + written,
-    }
+    read, wrote = prompt_tokens, sum(stream.tokens for stream in streams)
+    return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
 def _check_size(texts: Sequence[str], service: Service) -> None:

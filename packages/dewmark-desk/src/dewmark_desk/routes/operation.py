@@ -14,7 +14,7 @@ from dewmark.version import __version__
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.monitoring import CONTENT_TYPE
-from dewmark_desk.routes.dependencies import GuardedRoute, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import Desk, GuardedRoute, guarded
 from dewmark_desk.routes.rewrite import installed
 from dewmark_desk.schemas import ExampleResponse, Whoami
 from dewmark_desk.settings import DEMONSTRATION
@@ -51,21 +51,21 @@ async def static(name: str) -> Response:
 
 
 @router.get("/healthz", summary="Whether the service accepts requests")
-async def healthz(service: ServiceOf) -> JSONResponse:
+async def healthz(service: Desk) -> JSONResponse:
     """200 while the service accepts requests, 503 while it is stopping."""
     state = "draining" if service.draining else "ok"
     return JSONResponse({"status": state, "version": __version__}, 503 if service.draining else 200)
 
 
 @router.get("/readyz", summary="Whether the service can answer requests now")
-async def readyz(service: ServiceOf) -> JSONResponse:
+async def readyz(service: Desk) -> JSONResponse:
     """200 if the store answers and the service is not stopping, else 503; for load balancers."""
     ready = await service.in_thread(service.ready)
     return JSONResponse({"ready": ready, "version": __version__}, 200 if ready else 503)
 
 
 @router.get("/.well-known/dewmark.json", summary="Who detects which marks here, and how to ask")
-async def well_known(service: ServiceOf) -> JSONResponse:
+async def well_known(service: Desk) -> JSONResponse:
     """The signpost: detector, techniques, how to ask, and the public keys of signed reports."""
     settings = service.settings
     found = signpost(
@@ -82,24 +82,22 @@ async def well_known(service: ServiceOf) -> JSONResponse:
 
 
 @router.get("/.well-known/jwks.json", summary="The public keys of signed reports")
-async def keys(service: ServiceOf) -> JSONResponse:
+async def keys(service: Desk) -> JSONResponse:
     """A JWK set, for dewmark report verify --signer and any JOSE library."""
     return JSONResponse({"keys": [key.to_jwk() for key in service.trusted]}, headers=_ANYBODY)
 
 
-@router.get(
-    "/metrics",
-    summary="Metrics for Prometheus",
-    response_class=PlainTextResponse,
-    **guarded(Scope.METRICS, errors=()),
-)
-async def metrics(service: ServiceOf) -> Response:
+_METRICS = guarded("Metrics for Prometheus", None, Scope.METRICS, errors=())
+
+
+@router.get("/metrics", response_class=PlainTextResponse, **_METRICS)
+async def metrics(service: Desk) -> Response:
     """Metrics in Prometheus's text format; this needs the scope ``metrics``, unless no token is needed."""
     return Response(await service.in_thread(service.metrics.render), media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/whoami", response_model=Whoami, summary="The caller's permissions")
-async def whoami(service: ServiceOf, request: Request) -> JSONResponse:
+async def whoami(service: Desk, request: Request) -> JSONResponse:
     """Scopes, tenants and limits; works without a token, too."""
     settings, known = service.settings, request.state.caller
     caller: Caller = known or Caller("", "", frozenset())
@@ -136,9 +134,7 @@ async def whoami(service: ServiceOf, request: Request) -> JSONResponse:
 @router.get(
     "/v1/example",
     tags=["detection"],
-    response_model=ExampleResponse,
-    summary="A text to try the service with",
-    **guarded(Scope.DETECT, errors=()),
+    **guarded("A text to try the service with", ExampleResponse, Scope.DETECT, errors=()),
 )
 async def example() -> JSONResponse:
     """A text in which two of six paragraphs carry the mark of the demonstration key, and one without a mark.

@@ -19,14 +19,7 @@ from dewmark_desk.detection_report import (
 )
 from dewmark_desk.examining import Query, examination, examine
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import (
-    CallerOf,
-    GuardedRoute,
-    RequestId,
-    ServiceOf,
-    error_responses,
-    guarded,
-)
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, error_responses, guarded
 from dewmark_desk.schemas import (
     ReportRequest,
     ReportResponse,
@@ -41,15 +34,8 @@ from dewmark_desk.signing import SigningKey, verify
 router = APIRouter(prefix="/v1", tags=["reports"], route_class=GuardedRoute)
 
 
-@router.post(
-    "/reports",
-    response_model=ReportResponse,
-    summary="Check a text and sign the result",
-    **guarded(Scope.DETECT),
-)
-async def report(
-    body: ReportRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
+@router.post("/reports", **guarded("Check a text and sign the result", ReportResponse, Scope.DETECT))
+async def report(body: ReportRequest, service: Desk, caller: CallerOf, request_id: RequestId) -> JSONResponse:
     """A report that others can verify: the text's hash, verdict, level, key, technique and time.
 
     The text itself is not part of the report and is not stored.
@@ -75,15 +61,8 @@ async def report(
     return JSONResponse({"request_id": request_id, "document": document, "claims": claims, "page": page})
 
 
-@router.post(
-    "/reports/table",
-    response_model=TableResponse,
-    summary="Put signed reports into one signed table",
-    **guarded(Scope.DETECT),
-)
-async def table(
-    body: TableRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
-) -> JSONResponse:
+@router.post("/reports/table", **guarded("Put reports into one signed table", TableResponse, Scope.DETECT))
+async def table(body: TableRequest, service: Desk, caller: CallerOf, request_id: RequestId) -> JSONResponse:
     """The verdicts of reports that this service signed, as a CSV file with a signed document beside it."""
     signer = _signer(service)
     async with service.charged(caller, 0, requests=1):
@@ -104,7 +83,7 @@ async def table(
     responses=error_responses(400, 408, 413, 422, 503),
     summary="Check a document that this service signed",
 )
-async def check(body: VerifyRequest, service: ServiceOf, request_id: RequestId) -> JSONResponse:
+async def check(body: VerifyRequest, service: Desk, request_id: RequestId) -> JSONResponse:
     """Whether a document carries this service's signature; anyone may ask, without a token."""
     found = {"request_id": request_id, "valid": False, "reason": None, "text_matches": None}
     try:

@@ -18,7 +18,7 @@ from dewmark.scheme import check_text
 from dewmark_desk.admission import RATE_SECONDS
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes.dependencies import CallerOf, GuardedRoute, RequestId, ServiceOf, guarded
+from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import Change, RewriteRequest, RewriteResponse
 
 router = APIRouter(prefix="/v1", tags=["generation"], route_class=GuardedRoute)
@@ -33,14 +33,9 @@ def installed() -> bool:
     return "rewrite" in rewriters
 
 
-@router.post(
-    "/rewrite",
-    response_model=RewriteResponse,
-    summary="Propose changes that mark a text",
-    **guarded(Scope.GENERATE),
-)
+@router.post("/rewrite", **guarded("Propose changes that mark a text", RewriteResponse, Scope.GENERATE))
 async def rewrite(
-    body: RewriteRequest, service: ServiceOf, caller: CallerOf, request_id: RequestId
+    body: RewriteRequest, service: Desk, caller: CallerOf, request_id: RequestId
 ) -> JSONResponse:
     """Synonyms and small words that give an English text the tenant's mark and leave its meaning."""
     check_text(body.text, "the text")

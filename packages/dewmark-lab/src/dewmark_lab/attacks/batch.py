@@ -57,12 +57,10 @@ def attack_file(
     description = f"writing {out.name}"
     progress(description, file.done, file.total)
     for batch in file.pending():
-        texts = attack.apply(
-            [rows[i]["text"] for i in batch], seeds=[seeds[i] for i in batch], progress=progress
-        )
-        file.append(
-            [attacked_row(rows[i], text, attack=identity) for i, text in zip(batch, texts, strict=True)]
-        )
+        given, own = [rows[i] for i in batch], [seeds[i] for i in batch]
+        texts = attack.apply([row["text"] for row in given], seeds=own, progress=progress)
+        pairs = zip(given, texts, strict=True)
+        file.append([attacked_row(row, text, attack=identity) for row, text in pairs])
         progress(description, file.done, file.total)
     return AttackResult(out, file.total, resumed_from)
 

@@ -42,10 +42,7 @@ class Identity(Attack):
 
 @dataclass(frozen=True)
 class Delete(Attack):
-    """Deletes each word, and the space after it, independently with probability ``r``.
-
-    If every word would go, the seed picks one that stays.
-    """
+    """Deletes words, each with probability ``r``; the seed picks one that stays if all would go."""
 
     name: ClassVar[str] = "delete"
     summary: ClassVar[str] = "deletes each word with probability r"

@@ -68,11 +68,8 @@ class EndpointChat:
         self.base_url = base_url.rstrip("/")
         self._key = key
         self._sampling = {"temperature": temperature, "top_p": top_p}
-        self._send_seed = send_seed
-        self._length_field = length_field
-        self._concurrency = concurrency
-        self._retries = retries
-        self._timeout = timeout
+        self._send_seed, self._length_field = send_seed, length_field
+        self._concurrency, self._retries, self._timeout = concurrency, retries, timeout
         self._first_pause = first_pause
         self._hold = Hold()
 
@@ -189,9 +186,8 @@ class EndpointChat:
         seconds = retry_after(response.headers.get("Retry-After"))
         if seconds is not None and seconds > _MAX_HOLD:
             return self._failed(f"asks to wait {seconds:.0f} s (status {status}): run again after that")
-        return _RetryError(
-            f"status {status}", seconds=seconds, everybody=status == 429 or seconds is not None
-        )
+        everybody = status == 429 or seconds is not None
+        return _RetryError(f"status {status}", seconds=seconds, everybody=everybody)
 
     def _server_message(self, data: bytes) -> str:
         """The server's message in one line, without the key."""
@@ -230,10 +226,7 @@ class Hold:
 
 
 def backoff(attempt: int, *, first: float) -> float:
-    """first · 2^attempt seconds, at most a minute, with random jitter of ±50%.
-
-    The jitter keeps clients that failed together from retrying together.
-    """
+    """first · 2^attempt seconds, at most a minute; ±50% keeps clients from retrying together."""
     return float(min(_MAX_BACKOFF, first * 2.0**attempt) * random.uniform(0.5, 1.5))
 
 
@@ -259,9 +252,7 @@ class _RetryError(Exception):
 
     def __init__(self, reason: str, *, seconds: float | None = None, everybody: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.seconds = seconds
-        self.everybody = everybody
+        self.reason, self.seconds, self.everybody = reason, seconds, everybody
 
 
 def check_base_url(url: str, *, with_key: bool) -> None:

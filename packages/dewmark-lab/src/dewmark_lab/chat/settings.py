@@ -64,11 +64,8 @@ class LocalChat:
         decoding: Decoding = CHAT_DECODING,
         batch_size: int = 8,
     ) -> None:
-        self._open_host = open_host
-        self._identity = identity
-        self._render = render
-        self._decoding = decoding
-        self._batch_size = batch_size
+        self._open_host, self._identity, self._render = open_host, identity, render
+        self._decoding, self._batch_size = decoding, batch_size
 
     @functools.cached_property
     def host(self) -> Host:
@@ -121,8 +118,7 @@ class CachedChat:
     """
 
     def __init__(self, model: ChatModel, folder: Path) -> None:
-        self.model = model
-        self._folder = folder
+        self.model, self._folder = model, folder
 
     def identity(self) -> dict[str, object]:
         """The identity of the model behind the cache."""
@@ -170,12 +166,8 @@ class CachedChat:
 
         firsts = [places[request][0] for request in unknown]
         if firsts:
-            self.model.complete(
-                [conversations[i] for i in firsts],
-                seeds=[seeds[i] for i in firsts],
-                max_new_tokens=max_new_tokens,
-                on_answer=arrived,
-            )
+            new, own = [conversations[i] for i in firsts], [seeds[i] for i in firsts]
+            self.model.complete(new, seeds=own, max_new_tokens=max_new_tokens, on_answer=arrived)
         return answers
 
     def _requests(

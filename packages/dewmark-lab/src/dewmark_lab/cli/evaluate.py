@@ -22,31 +22,20 @@ if TYPE_CHECKING:
 
 def evaluate(
     positives: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after ATTACK if it is named."),
+        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after an ATTACK.")
     ] = None,
     negatives: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[ATTACK=]FILE.jsonl",
-            help="Unmarked texts of the same model, after ATTACK if it is named.",
-        ),
+        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the model, after an ATTACK."),
     ] = None,
     human: Annotated[
         list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human-written texts.")
     ] = None,
     scores: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="SCORES.jsonl",
-            help="Use the scores of a dewmark reproduce run instead of these files.",
-        ),
+        Path | None, typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce, not files.")
     ] = None,
     field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default="z, else score", help="Field that holds the score of a row."
-        ),
+        str | None, typer.Option(metavar="NAME", show_default="z, else score", help="Field of the score.")
     ] = None,
     seeds: Annotated[
         str | None,
@@ -55,9 +44,7 @@ def evaluate(
             help="Field that tells runs with different keys apart; thresholds then come from the other runs.",
         ),
     ] = None,
-    rates: Annotated[
-        str, typer.Option("--fpr", metavar="R,R,…", help="Nominal false-positive rates.")
-    ] = "0.01,0.05",
+    rates: Annotated[str, typer.Option("--fpr", metavar="R,R,…", help="Levels to test at.")] = "0.01,0.05",
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -65,10 +52,7 @@ def evaluate(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a report here.")] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -79,7 +63,7 @@ def evaluate(
     or --detector.
     """
     from dewmark_lab.evaluation.protocol import evaluate as judge
-    from dewmark_lab.evaluation.results import read_scores
+    from dewmark_lab.evaluation.results import scores_in
     from dewmark_lab.evaluation.score_files import parse_files, read_score_files, score_files
 
     levels = options.numbers(rates, float, option="--fpr")
@@ -88,20 +72,13 @@ def evaluate(
     if scores is not None:
         if any(given) or key is not None or detector is not None:
             raise ConfigError("--scores has all texts: leave out --positives, --negatives, --human and --key")
-        rows = read_scores(scores)
+        rows = scores_in(scores)
     elif key is not None or detector is not None:
         with Progress(quiet=quiet) as progress:
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
             )
-            rows = score_files(
-                bound,
-                files,
-                seeds=seeds,
-                test=test,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
     else:
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
@@ -113,9 +90,8 @@ def evaluate(
         found.save(out / "evaluation.json")
         named = [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in files]
         configuration: dict[str, Any] = {"files": named, "rates": levels}
-        write_report(
-            out, title="Evaluation", table="", configuration=configuration, commands=[], rates=levels
-        )
+        about = {"title": "Evaluation", "table": ""}
+        write_report(out, **about, configuration=configuration, commands=[], rates=levels)
         say(f"wrote {out / 'report.md'}, with figures next to it", quiet=quiet)
     if json_:
         emit(found.to_dict())

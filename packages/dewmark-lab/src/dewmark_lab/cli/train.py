@@ -19,15 +19,10 @@ _ENCODER = "use-m3"
 
 def train(
     scheme: Annotated[str, typer.Argument(metavar="SCHEME", help=f"One of: {', '.join(TRAINERS)}.")],
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write the artifact here; a stopped training is resumed.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the artifact here; resumed if stopped.")],
     host: options.Host = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", show_default=_ENCODER, help="Encoder: a packaged name, a folder, or a hub id."
-        ),
+        str | None, typer.Option(metavar="MODEL", show_default=_ENCODER, help="A name, a folder or a hub id.")
     ] = None,
     texts: Annotated[
         Path | None,
@@ -38,10 +33,7 @@ def train(
         ),
     ] = None,
     lexicon: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Bilingual lexicon for xsir: two words per line, separated by a tab."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Bilingual lexicon for xsir: word, tab, word.")
     ] = None,
     contexts: Annotated[
         str,
@@ -51,9 +43,7 @@ def train(
         ),
     ] = "composed",
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, show_default="the scheme's own", help="Steps.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     json_: options.Json = False,

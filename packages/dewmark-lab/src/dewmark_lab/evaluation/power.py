@@ -94,9 +94,7 @@ class Power:
 def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
     """The lengths at which to truncate texts of up to ``longest`` tokens: ``lengths`` and some in between."""
     if longest < _SHORTEST:
-        raise InputError(
-            f"a power estimate needs texts of at least {_SHORTEST} tokens, the longest has {longest}"
-        )
+        raise InputError(f"power needs texts of at least {_SHORTEST} tokens, the longest has {longest}")
     between = np.geomspace(_SHORTEST, longest, _CUTS).round().astype(int).tolist()
     return sorted({*between, *(length for length in lengths if length <= longest)})
 

@@ -103,11 +103,7 @@ def judge_estimate(
 
 
 def judge_pairs(
-    judge: ChatModel,
-    pairs: Sequence[Pair],
-    *,
-    scheme: str,
-    progress: Progress | None = None,
+    judge: ChatModel, pairs: Sequence[Pair], *, scheme: str, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
     """Ask both questions about every pair; returns a row for each.
 
@@ -170,10 +166,7 @@ def weigh_pairs(judge: Host, pairs: Sequence[Pair], *, scheme: str) -> list[dict
 
 
 def verdict(answer: str) -> int | None:
-    """1 or 2 for the preferred sample, 0 for a tie, None for an unreadable answer.
-
-    Only the first line counts: some judges add an explanation.
-    """
+    """1 or 2 for the preferred sample, 0 for a tie, None if unreadable; only the first line counts."""
     match = _ANSWER.fullmatch(answer.strip().partition("\n")[0])
     return None if match is None else {"1": 1, "2": 2}.get(match[1], 0)
 

@@ -73,9 +73,7 @@ def wording_differences(
     pairs = {name: (left[name], right[name]) for name in MEASURES}
     mine, other = (_share_distinct(forms[:both]) for forms in content)
     pairs["distinct_content"] = mine, other
-    return {
-        name: None if mine is None or other is None else mine - other for name, (mine, other) in pairs.items()
-    }
+    return {name: None if a is None or b is None else a - b for name, (a, b) in pairs.items()}
 
 
 def prompt_interval(values: Sequence[tuple[str, float | None]]) -> Interval | None:

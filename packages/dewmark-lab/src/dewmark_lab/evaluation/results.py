@@ -38,10 +38,7 @@ NEGATIVES = ("clean", "matched", "human", "human-matched")
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One text's score under one key; ``p_value`` is None if the detector has none.
-
-    ``kept`` is the share of its words that the attack kept, if known.
-    """
+    """One text's score under one key; ``kept`` is the share of its words that the attack kept, if known."""
 
     scheme: str
     attack: str
@@ -96,7 +93,7 @@ class ScoreRow:
         return cls(**found)
 
 
-def read_scores(path: Path) -> list[ScoreRow]:
+def scores_in(path: Path) -> list[ScoreRow]:
     """Read a JSONL file of scores; errors name the line."""
     rows = []
     for number, row in storage.read_jsonl(path):

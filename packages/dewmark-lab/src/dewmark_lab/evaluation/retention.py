@@ -107,10 +107,7 @@ def match_rewrites(
 def retention_of_pairs(
     bound: BoundScheme, pairs: Sequence[tuple[str, str]], *, progress: Progress = silent
 ) -> Retention:
-    """How much of a mark rewrites keep, from (original, rewrite) pairs, with unrelated pairs as a control.
-
-    The key does not matter: only covariances over random keys are used.
-    """
+    """How much of a mark rewrites keep over random keys, with unrelated pairs as a control."""
     # neighbours in a file may share a topic, so shuffle
     order = np.random.default_rng(0).permutation(len(pairs)).tolist()
     kept: list[float] = []

@@ -50,12 +50,7 @@ def warm_up(host: Host, schemes: Mapping[str, BoundScheme], prompt: str, *, deco
 
 
 def time_round(
-    host: Host,
-    schemes: Mapping[str, BoundScheme],
-    prompts: Sequence[str],
-    *,
-    decoding: Decoding,
-    number: int,
+    host: Host, schemes: Mapping[str, BoundScheme], prompts: Sequence[str], *, decoding: Decoding, number: int
 ) -> list[dict[str, Any]]:
     """Time round ``number``: every scheme, and unmarked text, on these prompts.
 

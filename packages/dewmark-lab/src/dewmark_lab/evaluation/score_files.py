@@ -86,7 +86,7 @@ def read_score_files(
         name = next((each for each in ((field,) if field else _SCORE_FIELDS) if each in row), None)
         if name is None:
             remedy = (
-                "add --key FILE to score its text" if "text" in row else "write it by: dewmark detect --json"
+                "add --key FILE to score its text" if "text" in row else "make it by dewmark detect --json"
             )
             raise InputError(f"{where} has no {field or 'z and no score'}: {remedy}")
         label = label or str(row.get("scheme", "scores"))
@@ -125,20 +125,14 @@ def score_files(
             warn_other_scheme([parsed], bound.scheme.name)
         texts.append(parsed.text)
         places.append((source, where, run))
+    name = bound.scheme.name
     found: list[ScoreRow] = []
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
         for numbers in detection_numbers(bound, batch, test=test):
             source, where, seed = places[len(found)]
             found.append(
-                ScoreRow(
-                    scheme=bound.scheme.name,
-                    attack=source.attack,
-                    seed=seed,
-                    kind=source.kind,
-                    id=where,
-                    **numbers,
-                )
+                ScoreRow(scheme=name, attack=source.attack, seed=seed, kind=source.kind, id=where, **numbers)
             )
         progress("scoring", len(found), len(texts))
     return found

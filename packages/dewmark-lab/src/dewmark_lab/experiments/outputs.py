@@ -32,10 +32,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a stage in a work folder; plain data that can be sent to another process.
-
-    ``inputs`` are everything that determines its rows, as plain JSON values.
-    """
+    """A stage's output in a work folder, as plain data; ``inputs`` determine its rows."""
 
     work: Path
     stage: str
@@ -69,9 +66,7 @@ class Output:
         except ValueError:
             raise StorageError(f"{self.path} is damaged: delete it and run again") from None
         if len(rows) < number:
-            raise ConfigError(
-                f"{self.path} has {len(rows)} of {number} rows: run the stage {self.stage!r} first"
-            )
+            raise ConfigError(f"{self.path} has {len(rows)} of {number} rows: run stage {self.stage!r} first")
         return rows
 
     def fill(

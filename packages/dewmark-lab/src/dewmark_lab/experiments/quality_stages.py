@@ -59,10 +59,7 @@ def _judge(source: Output, judge: str, models: LoadedModels, batch: range) -> li
 
 
 def judge_preferences(run: Run) -> None:
-    """Let a chat model compare marked with unmarked texts and write ``preference.jsonl``.
-
-    Its answers are kept on disk.
-    """
+    """Let a chat model compare marked with unmarked texts; its answers are kept on disk."""
     from dewmark_lab.chat.settings import ChatSettings
     from dewmark_lab.evaluation.preference import judge_estimate, judge_pairs, pair_rows
 
@@ -121,7 +118,5 @@ def _time_host(run: Run, name: str) -> list[Row]:
             own = prompts[number * recipe.texts : (number + 1) * recipe.texts]
             return time_round(host, schemes, own, decoding=recipe.decoding, number=number)
 
-        target.fill(
-            total, timed, size=per_round, on_rows=lambda rows: run.progress("timing rounds", rows, total)
-        )
+        target.fill(total, timed, size=per_round, on_rows=lambda rows: run.progress("timing", rows, total))
     return target.read(total)

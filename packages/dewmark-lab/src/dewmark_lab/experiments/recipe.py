@@ -146,9 +146,8 @@ class Recipe:
         """
         chosen = {name: value for name, value in changes.items() if value is not None}
         if tokens is not None:
-            chosen["decoding"] = dataclasses.replace(
-                self.decoding, max_new_tokens=tokens, min_new_tokens=tokens
-            )
+            length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+            chosen["decoding"] = dataclasses.replace(self.decoding, **length)
         if schemes:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}
@@ -298,9 +297,7 @@ def _recipe(name: str, profile: str, raw: dict[str, Any]) -> Recipe:
             rows = [_catalogue_entry(label, overrides, host) for label in _labels(schemes)]
         attacks = tuple(
             AttackEntry(
-                label,
-                attack["attack"],
-                {name: value for name, value in attack.items() if name != "attack"},
+                label, attack["attack"], {name: value for name, value in attack.items() if name != "attack"}
             )
             for label, attack in raw.pop("attacks", {}).items()
         )

@@ -238,9 +238,8 @@ class Run:
         for host in self.hosts:
             for name, file in self.human.items():
                 recipe, tokenizer = self.recipe, self.infos[host].tokenizer
-                rows = human_texts(
-                    file, tokenizer, tokens=recipe.decoding.max_new_tokens, number=recipe.texts
-                )
+                tokens = recipe.decoding.max_new_tokens
+                rows = human_texts(file, tokenizer, tokens=tokens, number=recipe.texts)
                 stored = [
                     {"id": f"{name}:{row['id']}", "prompt": "", "text": row["text"], "seed": i}
                     for i, row in enumerate(rows)

@@ -84,10 +84,7 @@ class PendingScores:
 
 @dataclass(frozen=True)
 class ScoreTexts(Task):
-    """Score texts with one scheme's detector under an experiment's key.
-
-    ``own_texts`` are the texts that the scheme wrote under that key, and how many there are.
-    """
+    """Score texts under an experiment's key; ``own_texts`` are the scheme's under it, and their number."""
 
     entry: SchemeEntry
     key: int
@@ -129,10 +126,7 @@ class ScoreTexts(Task):
 
 
 def _tasks(run: Run) -> list[ScoreTexts]:
-    """Tasks for all missing scores, one per scheme, seed and attack, the longest first.
-
-    That makes enough tasks for many workers, while each task binds its scheme only once.
-    """
+    """Tasks for all missing scores, one per scheme, seed and attack, the longest first."""
     groups: dict[str, list[SchemeEntry]] = {}  # rows that mark alike
     for entry in run.recipe.schemes:
         mark = json.dumps([entry.scheme, entry.build().to_dict(), entry.host], sort_keys=True)

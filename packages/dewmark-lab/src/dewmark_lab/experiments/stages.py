@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from dewmark.config import cache_dir
 from dewmark_lab.evaluation.protocol import evaluate
-from dewmark_lab.evaluation.results import read_scores
+from dewmark_lab.evaluation.results import scores_in
 from dewmark_lab.experiments.outputs import write_json
 from dewmark_lab.experiments.quality_stages import judge_preferences, measure_quality, time_schemes
 from dewmark_lab.experiments.recipe import SchemeEntry
@@ -102,7 +102,7 @@ def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
 
 
 def _evaluate(run: Run) -> None:
-    evaluate(read_scores(run.out / "scores.jsonl")).save(run.out / "evaluation.json")
+    evaluate(scores_in(run.out / "scores.jsonl")).save(run.out / "evaluation.json")
 
 
 _STAGES: dict[str, Callable[[Run], None]] = {

@@ -49,10 +49,7 @@ def _write(
     models: LoadedModels,
     batch: range,
 ) -> list[Row]:
-    """Complete prompts, marked by ``entry`` under the experiment's ``key``, or unmarked if it is None.
-
-    Each text has its own sampling seed, the same in every run.
-    """
+    """Complete prompts, marked by ``entry`` or not; a text's sampling seed is the same in every run."""
     bound = None if entry is None else models.scheme(entry, key)
     asked = [prompts[i] for i in batch]
     generations = models.host(host).generate(
@@ -89,9 +86,7 @@ def attack_texts(run: Run) -> None:
         sources += [(run.marked(entry, seed), run.recipe.texts) for seed in run.seeds]
     tasks: list[Fill] = []
     for attack in run.recipe.attacks:
-        missing = [
-            (texts, number) for texts, number in sources if run.attacked(texts, attack).count() < number
-        ]
+        missing = [(texts, n) for texts, n in sources if run.attacked(texts, attack).count() < n]
         _announce_cost(run, attack, missing)
         tasks += [
             Fill(

@@ -208,9 +208,8 @@ class QualityRun:
                 name: _table([[measure(group) for group in each] for each in groups])
                 for name, measure in (("self_bleu", self_bleu), ("identical", identical_pairs))
             }
-        solved = [
-            [item.solved(text) for item, (text,) in zip(suite.items, each, strict=True)] for each in groups
-        ]
+        rows = (zip(suite.items, each, strict=True) for each in groups)
+        solved = [[item.solved(text) for item, (text,) in row] for row in rows]
         return {suite.name: _table(solved)}
 
     def _of_text(self, row: Row) -> dict[str, float | None]:
@@ -308,16 +307,13 @@ def _judged(judge: Host, pairs: Sequence[Pair], scheme: str, batch: range) -> li
 
 
 def _compare(measure: Measure, marked: F64, unmarked: F64, *, words: float) -> MeasureResult:
+    grain = measure.event / (words if measure.per_word else 1.0)
     return MeasureResult(
         measure.label,
         float(np.nanmean(marked)),
         float(np.nanmean(unmarked)),
         tuple(np.nanmean(unmarked, axis=1).tolist()),
-        equivalence(
-            marked - unmarked,
-            margin=measure.margin,
-            grain=measure.event / (words if measure.per_word else 1.0),
-        ),
+        equivalence(marked - unmarked, margin=measure.margin, grain=grain),
     )
 
 

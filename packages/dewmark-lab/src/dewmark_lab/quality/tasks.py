@@ -185,9 +185,8 @@ def _sums() -> Iterator[TaskItem]:
             b = draw.randint(3, 9)
             c = draw.randint(a, 2 * a)  # a remainder is never negative: c <= 2a < ab
             asked = template.format(a=a, b=b, c=c, d=a * b)
-            yield TaskItem(
-                f"arithmetic-{i:02d}-{j}", f"{asked} End with the number.", (str(result(a, b, c)),)
-            )
+            answer = str(result(a, b, c))
+            yield TaskItem(f"arithmetic-{i:02d}-{j}", f"{asked} End with the number.", (answer,))
 
 
 def task_items(given: str) -> dict[str, list[TaskItem]]:

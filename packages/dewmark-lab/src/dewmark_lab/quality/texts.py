@@ -129,9 +129,7 @@ def _grams(forms: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(forms[i : i + n]) for i in range(len(forms) - n + 1))
 
 
-def _two_largest(
-    counts: Sequence[Counter[tuple[str, ...]]],
-) -> dict[tuple[str, ...], tuple[int, int, int]]:
+def _two_largest(counts: Sequence[Counter[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[int, int, int]]:
     """For each n-gram its largest count in a text, the largest in any other text, and which text has it."""
     found: dict[tuple[str, ...], tuple[int, int, int]] = {}
     for i, each in enumerate(counts):

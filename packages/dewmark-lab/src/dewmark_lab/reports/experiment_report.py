@@ -85,9 +85,8 @@ def _draw(run: RunResults, configuration: Mapping[str, Any]) -> list[Drawn]:
         return []
     rate = evaluation.rates[0]
     level = f"{100 * rate:g}%"
-    drawn: list[Drawn] = [
-        ("at-a-glance", _AT_A_GLANCE.format(level=level), plots.at_a_glance(evaluation, rate=rate))
-    ]
+    glance = plots.at_a_glance(evaluation, rate=rate)
+    drawn: list[Drawn] = [("at-a-glance", _AT_A_GLANCE.format(level=level), glance)]
     if run.scores:
         drawn.append(("roc", _ROC, plots.roc_curves(run.scores, evaluation)))
     bands = "; bands are exact 95% intervals" if plots.has_bands(evaluation) else ""
@@ -97,7 +96,7 @@ def _draw(run: RunResults, configuration: Mapping[str, Any]) -> list[Drawn]:
         (
             "robustness-perplexity",
             _TRADE_OFF,
-            plots.robustness_against_perplexity(evaluation, run.quality, rate=rate),
+            plots.robustness_by_perplexity(evaluation, run.quality, rate=rate),
         )
     )
     return drawn

@@ -24,15 +24,7 @@ from dewmark_lab.reports.run_results import (
     is_truncation,
     rewriting_attacks,
 )
-from dewmark_lab.reports.tables import (
-    Column,
-    Estimate,
-    Table,
-    TableRow,
-    from_interval,
-    from_rate,
-    from_spread,
-)
+from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, of_interval, of_rate, of_spread
 
 _FEW, _SHIFT = "†", "!"  # flags in cells, explained in notes
 
@@ -72,9 +64,8 @@ CsvRow = dict[str, object]
 def report_tables(run: RunResults, paper: PaperTable | None) -> list[Table]:
     """The tables of a report, the one that answers its question first."""
     measures = {column.measure for column in paper.columns} if paper else {"tpr"}
-    evaluated = _evaluation_tables(
-        run, paper.negatives if paper else "clean", auroc_first="auroc" in measures
-    )
+    negatives = paper.negatives if paper else "clean"
+    evaluated = _evaluation_tables(run, negatives, auroc_first="auroc" in measures)
     stolen = [_stealing_table(run)] if run.stealing else []
     times = [_runtime_table(run)] if run.runtime else []
     return (
@@ -123,7 +114,7 @@ def _tpr_measures(evaluation: Evaluation, null: str) -> list[tuple[Column, Measu
 
 def _tpr(cell: ResultCell, *, null: str, rate: float) -> Estimate | None:
     at = cell.at(null, rate)
-    return None if at is None else from_spread(at.tpr, _FEW if at.few else "")
+    return None if at is None else of_spread(at.tpr, _FEW if at.few else "")
 
 
 def _length_table(evaluation: Evaluation, null: str) -> Table:
@@ -147,7 +138,7 @@ def _auroc_table(evaluation: Evaluation) -> Table:
 
 def _auroc(cell: ResultCell, *, null: str) -> Estimate | None:
     comparison = cell.comparison(null)
-    return None if comparison is None else from_spread(comparison.auroc)
+    return None if comparison is None else of_spread(comparison.auroc)
 
 
 def _real_fpr_table(evaluation: Evaluation) -> Table:
@@ -173,7 +164,7 @@ def _real_fpr(cell: ResultCell, *, rate: float) -> Estimate | None:
     at = cell.at("clean", rate)
     if at is None:
         return None
-    return from_rate(at.attacked, _SHIFT if at.shift_p is not None and at.shift_p < SHIFTED else "")
+    return of_rate(at.attacked, _SHIFT if at.shift_p is not None and at.shift_p < SHIFTED else "")
 
 
 def _shift(cell: ResultCell) -> Estimate | None:
@@ -203,7 +194,7 @@ def _p_value_table(evaluation: Evaluation) -> Table:
 
 def _below(cell: ResultCell, *, rate: float, kind: str) -> Estimate | None:
     share = cell.share(rate)
-    return None if share is None else from_rate(getattr(share, kind))
+    return None if share is None else of_rate(getattr(share, kind))
 
 
 def _by_attack(
@@ -218,9 +209,8 @@ def _by_attack(
             if any(values):
                 columns.append(dataclasses.replace(column, group=attack_label(attack)))
                 filled.append(values)
-    rows = (
-        TableRow(scheme, tuple(values[i] for values in filled)) for i, scheme in enumerate(evaluation.schemes)
-    )
+    schemes = enumerate(evaluation.schemes)
+    rows = (TableRow(scheme, tuple(values[i] for values in filled)) for i, scheme in schemes)
     return tuple(columns), tuple(rows)
 
 
@@ -234,7 +224,7 @@ def _with_quality(
         if any(values):
             columns = (*columns, measure_column(measure, group="text quality"))
             rows = tuple(
-                dataclasses.replace(row, values=(*row.values, from_spread(value)))
+                dataclasses.replace(row, values=(*row.values, of_spread(value)))
                 for row, value in zip(rows, values, strict=True)
             )
     return columns, rows
@@ -252,11 +242,11 @@ def _quality_table(run: RunResults) -> Table:
         plain = quality.kind != "marked"
         name = f"{scheme} (no watermark)" if plain else scheme
         values = (
-            from_spread(quality.perplexity),
-            from_interval(quality.over_unmarked),
-            *(from_interval(quality.paired.get(name)) for name in MEASURES),
-            from_spread(run.preference.get(scheme)),
-            *map(from_spread, quality.means.values()),
+            of_spread(quality.perplexity),
+            of_interval(quality.over_unmarked),
+            *(of_interval(quality.paired.get(name)) for name in MEASURES),
+            of_spread(run.preference.get(scheme)),
+            *map(of_spread, quality.means.values()),
         )
         rows.append(TableRow(name, values, baseline=plain))
     note = (
@@ -284,7 +274,7 @@ def _runtime_table(run: RunResults) -> Table:
         if plain and plain.generate and time.generate and scheme != CLEAN:
             ratio = Estimate(time.generate.mean / plain.generate.mean)
         peak = None if time.peak_mib is None else Estimate(time.peak_mib)
-        values = (from_spread(time.generate), ratio, from_spread(time.detect), peak)
+        values = (of_spread(time.generate), ratio, of_spread(time.detect), peak)
         name = scheme if scheme != CLEAN else "(no watermark)"
         rows.append(TableRow(name, values, baseline=scheme == CLEAN))
     devices = sorted({device for time in run.runtime.values() for device in time.devices})
@@ -305,7 +295,7 @@ def _stealing_table(run: RunResults) -> Table:
     """How the victim's detector judges an attacker's texts."""
     columns = tuple(Column(head, decimals=decimals, better="") for _, head, decimals in _STEALING)
     rows = tuple(
-        TableRow(label, tuple(from_spread(fields.get(name)) for name, *_ in _STEALING))
+        TableRow(label, tuple(of_spread(fields.get(name)) for name, *_ in _STEALING))
         for label, fields in run.stealing.items()
     )
     note = (

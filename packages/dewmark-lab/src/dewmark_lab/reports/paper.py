@@ -15,7 +15,7 @@ from typing import Any
 from dewmark_lab.evaluation.results import Evaluation
 from dewmark_lab.metrics import Spread
 from dewmark_lab.reports.run_results import RunResults, attack_label, fewer_texts
-from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, from_spread
+from dewmark_lab.reports.tables import Column, Estimate, Table, TableRow, of_spread
 
 _STAND_INS = {"paraphrase": ("paraphrase", "round")}
 """First words of attacks that stand in for one of the paper's: a round trip rewords a text, too."""
@@ -120,11 +120,10 @@ def beside_paper(run: RunResults, paper: PaperTable) -> Table | None:
     labels = {scheme: row.label for scheme in run.schemes if (row := paper.row(scheme)) is not None}
     columns: list[Column] = []
     values: list[list[Estimate | None]] = []
-    pairs = [
-        (column, each) for column in paper.columns for each in _corresponding_attacks(run.evaluation, column)
-    ]
+    found = run.evaluation
+    pairs = [(column, each) for column in paper.columns for each in _corresponding_attacks(found, column)]
     for column, attack in pairs:
-        ours = [from_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
+        ours = [of_spread(_measured(run, scheme, column, attack, paper.negatives)) for scheme in labels]
         theirs = [paper.value(scheme, column) for scheme in labels]
         if any(ours) and any(theirs):
             shown = measure_column(column.measure, column.rate, group=_heading(column, attack))

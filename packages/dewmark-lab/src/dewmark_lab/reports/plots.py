@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F64
-from dewmark_lab.evaluation.results import (
-    CLEAN,
-    HUMAN,
-    MARKED,
-    UNMARKED,
-    Evaluation,
-    ResultCell,
-    ScoreRow,
-)
+from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, Evaluation, ResultCell, ScoreRow
 from dewmark_lab.reports.run_results import (
     QualityFigures,
     attack_label,
@@ -94,10 +86,7 @@ Scores = Mapping[tuple[str, str, str], BySeed]  # by (scheme, attack, kind)
 
 
 def families(labels: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Group rows that are one scheme at several strengths: {family: [(label, strength)]}.
-
-    The strength is the number in the label: ``kgw-2.0`` is kgw at 2.0.
-    """
+    """Rows of one scheme by strength, the number in the label: {family: [(label, strength)]}."""
     found: dict[str, list[tuple[float, str, str]]] = {}
     for label in labels:
         number = _NUMBER.search(label)
@@ -211,13 +200,10 @@ def has_bands(evaluation: Evaluation) -> bool:
     return len(evaluation.schemes) <= len(COLOURS)
 
 
-def robustness_against_perplexity(
+def robustness_by_perplexity(
     evaluation: Evaluation, quality: Mapping[str, QualityFigures], *, rate: float = 0.01
 ) -> Figure | None:
-    """Robustness against median perplexity: one panel per attack, one curve per family over its strengths.
-
-    None if no marked texts were judged.
-    """
+    """Robustness against median perplexity, a panel per attack; None if no marked text was judged."""
     attacks = [each for each in rewriting_attacks(evaluation) if each != CLEAN] or [CLEAN]
     perplexity = {name: each.perplexity.mean for name, each in quality.items() if each.perplexity}
     plain = [perplexity[name] for name, each in quality.items() if each.kind != MARKED and name in perplexity]
@@ -294,9 +280,7 @@ def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F6
     lists: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for row in rows:
         lists.setdefault((row.scheme, row.attack, row.kind), {}).setdefault(row.seed, []).append(row.score)
-    return {
-        place: {seed: np.array(values) for seed, values in seeds.items()} for place, seeds in lists.items()
-    }
+    return {at: {seed: np.array(row) for seed, row in seeds.items()} for at, seeds in lists.items()}
 
 
 def _null(scores: Scores) -> str:

@@ -17,14 +17,7 @@ from dewmark import storage
 from dewmark.errors import InputError
 from dewmark_lab.evaluation.protocol import RATES, evaluate
 from dewmark_lab.evaluation.quality import MEASURES, prompt_interval
-from dewmark_lab.evaluation.results import (
-    CLEAN,
-    Evaluation,
-    OperatingPoint,
-    ResultCell,
-    ScoreRow,
-    read_scores,
-)
+from dewmark_lab.evaluation.results import CLEAN, Evaluation, OperatingPoint, ResultCell, ScoreRow, scores_in
 from dewmark_lab.metrics import Interval, Spread, spread
 
 SHIFTED = 0.01
@@ -79,7 +72,7 @@ class RunResults:
 
 def read_run(folder: Path, *, rates: Sequence[float] = RATES) -> RunResults:
     """Read the results in a run's folder and evaluate its scores at nominal ``rates``."""
-    scores = read_scores(path) if (path := folder / "scores.jsonl").is_file() else []
+    scores = scores_in(path) if (path := folder / "scores.jsonl").is_file() else []
     run = RunResults(
         evaluation=evaluate(scores, rates=rates) if scores else None,
         scores=scores,
@@ -180,9 +173,8 @@ def _over_unmarked(
 
 def _preference(rows: Sequence[dict[str, Any]]) -> dict[str, Spread]:
     """Each scheme's net preference score, (wins − losses) / pairs, over seeds."""
-    scores = {
-        scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in _by(rows, "scheme").items()
-    }
+    of_scheme = _by(rows, "scheme").items()
+    scores = {scheme: _over_seeds(mine, "outcome", statistics.fmean) for scheme, mine in of_scheme}
     return {scheme: score for scheme, score in scores.items() if score is not None}
 
 

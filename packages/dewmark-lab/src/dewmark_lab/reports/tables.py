@@ -15,10 +15,7 @@ from dewmark_lab.metrics import Interval, Spread
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its precision, if known: half the range over seeds, or an interval.
-
-    ``flag`` is a symbol that a note below the table explains.
-    """
+    """A number with its half range or interval, if known; a note explains the symbol ``flag``."""
 
     value: float
     half_range: float | None = None
@@ -27,29 +24,26 @@ class Estimate:
     flag: str = ""
 
 
-def from_spread(spread: Spread | None, flag: str = "") -> Estimate | None:
+def of_spread(spread: Spread | None, flag: str = "") -> Estimate | None:
     """The mean over seeds, with half the range if there are several."""
     if spread is None:
         return None
     return Estimate(spread.mean, spread.half_range if len(spread.values) > 1 else None, flag=flag)
 
 
-def from_rate(rate: Rate | None, flag: str = "") -> Estimate | None:
+def of_rate(rate: Rate | None, flag: str = "") -> Estimate | None:
     """A share with its exact interval."""
     return None if rate is None else Estimate(rate.rate, low=rate.low, high=rate.high, flag=flag)
 
 
-def from_interval(interval: Interval | None) -> Estimate | None:
+def of_interval(interval: Interval | None) -> Estimate | None:
     """An estimate with its interval."""
     return None if interval is None else Estimate(interval.value, low=interval.low, high=interval.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: ``decimals`` shown, and whether ``better`` is "higher", "lower" or neither ("").
-
-    ``sign`` puts a plus before positive numbers.
-    """
+    """A column: ``decimals``, whether "higher" or "lower" is ``better``, and whether to show a ``sign``."""
 
     head: str
     group: str = ""

@@ -13,7 +13,7 @@ hashed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from dewmark.arrays import F64
 from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
-from dewmark.workspace import Tokenized
+from dewmark.workspace import Texts, Tokenized
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenSession
 
 Repeats = Literal["skip", "keep"]
@@ -39,9 +39,7 @@ class DistortionFreeBound(TokenBound):
         """What tells which rows' contexts are not marked because they have occurred before."""
         return RepeatedContexts(rows, memory=self.memory) if self.repeats == "skip" else None
 
-    def position_weights(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[F64 | None]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64 | None]:
         """0 where a token was not marked because its context had occurred before in the text."""
         for text, prompt in zip(texts, prompts, strict=True):
             yield None if self.repeats == "keep" else self.first_contexts(text, prompt)

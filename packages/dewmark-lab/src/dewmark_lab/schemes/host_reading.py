@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.workspace import HostInfo, LanguageModel, Tokenized, Workspace
+from dewmark.workspace import HostInfo, LanguageModel, Texts, Workspace
 from dewmark_lab.schemes.token_schemes import TokenBound, TokenScheme
 
 _TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids after it
@@ -28,7 +28,7 @@ _TextAfterPrompt = tuple[str, tuple[int, ...]]  # a prompt's text and the ids af
 _ROWS_AT_ONCE = 8  # fits in cache: a few times as fast as all positions of a text at once
 
 
-class HostReadingScheme(TokenScheme):
+class ReadingScheme(TokenScheme):
     """The configuration of such a scheme."""
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[TokenBound]:
@@ -59,10 +59,7 @@ class HostReadings:
         self.known: dict[_TextAfterPrompt, NDArray[Any]] | None = None
 
     def __call__(
-        self,
-        texts: Sequence[Tokenized],
-        prompts: Sequence[Tokenized],
-        summarize: Callable[[torch.Tensor], NDArray[Any]],
+        self, texts: Texts, prompts: Texts, summarize: Callable[[torch.Tensor], NDArray[Any]]
     ) -> list[NDArray[Any]]:
         """The summary of each text after its prompt; ``summarize`` makes it from logits (L, vocab)."""
         known = {} if self.known is None else self.known
@@ -81,9 +78,7 @@ class WeightedBound(HostReadingBound):
     def weigh(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) at n positions to their weights (n,), none negative."""
 
-    def position_weights(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[F64 | None]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64 | None]:
         yield from self.readings(texts, prompts, self._weights)
 
     def _weights(self, logits: torch.Tensor) -> F64:

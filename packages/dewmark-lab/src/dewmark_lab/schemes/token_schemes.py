@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +31,8 @@ from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.types import Seeds
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
 
@@ -54,7 +55,7 @@ class TokenScheme(Scheme):
         return self.bind_secret(self.secret_of(key), host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> TokenBound:
-        return self.bind_secret(stored_secret(state), host, fingerprint, workspace)
+        return self.bind_secret(secret_of(state), host, fingerprint, workspace)
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,13 @@ def _scrambled(code: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """The prompts that a session continues: ids (batch, length), padded on the left.
-
-    ``width`` is h, the number of ids before a token that the scheme looks at.
-    """
+    """The prompts that a session continues: ids (batch, length), padded on the left; ``width`` is h."""
 
     host: HostInfo
     width: int
     ids: torch.Tensor
     attention_mask: torch.Tensor | None
-    seeds: Sequence[int] | None
+    seeds: Seeds
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -169,28 +167,22 @@ class TokenBound(BoundScheme):
         return VocabularyHash(self.pair_hash)
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         return self.start_session(PromptBatch(self.host, self.width, prompt_ids, attention_mask, seeds))
 
-    def position_weights(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[F64 | None]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64 | None]:
         """Weights (L,) of each text's tokens, 0 where a token is not scored; None weights all alike."""
         for _ in texts:
             yield None
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         for evidence in self.evidence_for(test, texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct pairs, computed in one call."""
         found = self.pairs(texts, prompts)
         if not found:
@@ -207,13 +199,11 @@ class TokenBound(BoundScheme):
             for pairs, mine in zip(found, np.split(scores, cuts), strict=True)
         ]
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence that a test works on: by default the same for all tests."""
         return self.evidence(texts, prompts)
 
-    def pairs(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[TokenPairs]:
+    def pairs(self, texts: Texts, prompts: Texts) -> list[TokenPairs]:
         """The distinct pairs of each text after its prompt."""
         weights = self.position_weights(texts, prompts)
         return [self.pairs_of(*each) for each in zip(texts, prompts, weights, strict=True)]
@@ -297,7 +287,7 @@ class TokenSession(Session):
         return self.mark(windows, scores)
 
 
-def stored_secret(state: State) -> bytes:
+def secret_of(state: State) -> bytes:
     """The secret in a stored detector."""
     secret = np.asarray(state.arrays["secret"], dtype=np.uint8).tobytes()
     if len(secret) != SECRET_BYTES:

@@ -154,23 +154,14 @@ def train_artifact(trainer: Trainer, job: TrainingJob) -> tuple[Artifact, dict[s
         raise ConfigError(f"{job.out} already holds another artifact: choose another --out, or delete it")
     trained = trainer(job)
     report = {name: round(float(value), 6) for name, value in trained.report.items()}
+    how = {"command": job.command, "seed": job.seed, "job": job.identity}
     card = {
         "scheme": job.scheme,
-        "host": {
-            "name": job.info.name,
-            "identity": job.info.identity,
-            "tokenizer": job.info.tokenizer.identity,
-            "vocab_size": job.info.vocab_size,
-        },
+        "host": {name: getattr(job.info, name) for name in ("name", "identity", "vocab_size")}
+        | {"tokenizer": job.info.tokenizer.identity},
         "encoder": {"name": job.encoder.name, "identity": job.encoder.identity, "dim": job.encoder.dim},
         "parameters": dict(trained.parameters),
-        "training": {
-            "command": job.command,
-            "seed": job.seed,
-            "job": job.identity,
-            "report": report,
-            **job.used,
-        },
+        "training": {**how, "report": report, **job.used},
     }
     save_artifact(job.out, card, trained.arrays)
     shutil.rmtree(job.work, ignore_errors=True)

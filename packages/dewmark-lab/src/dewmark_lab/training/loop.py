@@ -91,17 +91,9 @@ class TorchLearner(ABC):
 
 
 def run_steps(
-    learner: TorchLearner,
-    job: TrainingJob,
-    *,
-    steps: int,
-    name: str = "steps",
-    description: str = "training",
+    learner: TorchLearner, job: TrainingJob, *, steps: int, name: str = "steps", description: str = "training"
 ) -> float:
-    """Take the remaining steps; returns the smoothed loss.
-
-    Checkpoints go to ``job.work/name``; each loop of a job needs its own name.
-    """
+    """Take the remaining steps; returns the smoothed loss. Checkpoints go to ``job.work/name``."""
     done, smoothed = _resume(learner, job, name)
     saved = time.monotonic()
     for index in range(done, steps):

@@ -63,11 +63,8 @@ class Space:
 def train(job: TrainingJob) -> Trained:
     """Train the map."""
     space = train_space(job)
-    return Trained(
-        parameters={"loss_margin": MARGIN},
-        arrays={"mean": space.mean, "matrix": space.matrix},
-        report=space.report,
-    )
+    arrays = {"mean": space.mean, "matrix": space.matrix}
+    return Trained({"loss_margin": MARGIN}, arrays, space.report)
 
 
 def train_space(job: TrainingJob) -> Space:
@@ -78,14 +75,8 @@ def train_space(job: TrainingJob) -> Space:
     labels, owners = (np.asarray(cached[name], np.int64) for name in ("labels", "owners"))
     sentences = anchors[np.unique(labels, return_index=True)[1]]
     mean = sentences.mean(axis=0)
-    learner = Ranking(
-        job,
-        anchors - mean,
-        paraphrases - mean,
-        labels=labels,
-        owners=owners,
-        start=_whitening(sentences - mean),
-    )
+    start = _whitening(sentences - mean)
+    learner = Ranking(job, anchors - mean, paraphrases - mean, labels=labels, owners=owners, start=start)
     loss = run_steps(learner, job, steps=job.steps or STEPS)
     report = {"loss": loss, "pairs": len(anchors), "sentences": len(sentences)}
     return Space(mean.astype(np.float16), learner.matrix().astype(np.float16), sentences, report)
@@ -182,9 +173,7 @@ def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
     if len(pairs) < _ENOUGH_PAIRS:
         pairs += synthetic_pairs(texts, seed=job.seed, first_owner=len(texts))
     if len(pairs) < _MIN_PAIRS:
-        raise InputError(
-            f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add more text"
-        )
+        raise InputError(f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add some")
     anchors, paraphrases, owners = zip(*pairs, strict=True)
     distinct = list(dict.fromkeys([*anchors, *paraphrases]))
     table = job.encode(
@@ -248,9 +237,7 @@ def train_clusters(job: TrainingJob) -> Trained:
     space = train_space(job)
     vectors = space.vectors()
     if len(vectors) < 10 * CLUSTERS:
-        raise InputError(
-            f"the texts have {len(vectors)} sentences, clustering needs {10 * CLUSTERS}: add more text"
-        )
+        raise InputError(f"the texts have {len(vectors)} sentences, clusters need {10 * CLUSTERS}: add some")
     found = [cosine_k_means(vectors, CLUSTERS, rng(job.seed, start)) for start in range(_STARTS)]
     centroids, cosine = max(found, key=lambda each: each[1])
     sizes = np.bincount((vectors @ centroids.T).argmax(axis=1), minlength=CLUSTERS)

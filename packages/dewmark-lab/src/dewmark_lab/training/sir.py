@@ -142,8 +142,7 @@ class SIRLearner(TorchLearner):
         self._network = network
         self._contexts = torch.from_numpy(contexts).to(next(network.parameters()).device)
         self._median = (self._contexts @ self._contexts.T).median()
-        self._groups = groups
-        self._seed = seed
+        self._groups, self._seed = groups, seed
         self._order: tuple[int, torch.Tensor] | None = None
 
     @property

@@ -37,9 +37,7 @@ class TrainingTexts(ABC):
     """
 
     def __init__(self, source: str, *, identity: str, option: str | None = None) -> None:
-        self.source = source
-        self.identity = identity
-        self.option = option
+        self.source, self.identity, self.option = source, identity, option
 
     @abstractmethod
     def take(self, number: int, *, least: int) -> list[str]:
@@ -66,9 +64,7 @@ class FileTexts(TrainingTexts):
         """All distinct texts of the file; there must be at least ``least``."""
         texts = list(dict.fromkeys(self._read()))
         if len(texts) < least:
-            raise InputError(
-                f"{self.path} has {len(texts)} distinct texts, at least {least} are needed: add more"
-            )
+            raise InputError(f"{self.path} has {len(texts)} distinct texts, it takes {least}: add more")
         return texts
 
     def _read(self) -> list[str]:
@@ -111,9 +107,7 @@ class HostTexts(TrainingTexts):
         identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding, self._starts)
         source = "answers to requests" if self._answers else "continuations of the first words of sentences"
         super().__init__(f"the host's own {source}", identity=identity)
-        self._open_host = open_host
-        self._seed = seed
-        self._progress = progress
+        self._open_host, self._seed, self._progress = open_host, seed, progress
         self._decoding = Decoding(**decoding)
         self._file = cache / "training" / f"texts-{identity}.jsonl"
         self._host_name = info.name
@@ -136,12 +130,8 @@ class HostTexts(TrainingTexts):
                 batch_size=BATCH,
                 decoding=self._decoding,
             )
-            file.append(
-                [
-                    {"text": each.text if self._answers else f"{each.prompt}{each.text}"}
-                    for each in generations
-                ]
-            )
+            texts = [each.text if self._answers else each.prompt + each.text for each in generations]
+            file.append([{"text": text} for text in texts])
         self._progress(description, wanted, wanted)
         return [row["text"] for row in file.read()][:number]
 

@@ -27,7 +27,7 @@ from dewmark.encoders.contexts import load_context_whitening, token_vectors
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark.workspace import LanguageModel
-from dewmark_lab.schemes.learned.ts import HIDDEN, LEAST, network_inputs
+from dewmark_lab.schemes.learned.ts import HIDDEN, LEAST, inputs_of
 from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.loop import BEYOND_STEPS, TorchLearner, generator, run_steps
 
@@ -104,7 +104,7 @@ class _Material:
             job.encoder, job.info, encoding="composed", k=1, workspace=workspace
         )
         meanings = token_vectors(job.encoder, job.info, whitening=whitening, workspace=workspace)
-        x = network_inputs(job.info.embeddings())
+        x = inputs_of(job.info.embeddings())
         arrays = (cached["before"], cached["ids"], cached["logits"], x, meanings.astype(np.float32))
         return cls(*(torch.from_numpy(np.array(array)).to(device) for array in arrays))
 
@@ -116,9 +116,7 @@ class TSLearner(TorchLearner):
         self._parameters = list(networks.parameters())
         self._adam = torch.optim.Adam(self._parameters, lr=RATE)
         super().__init__({"networks": networks}, {"adam": self._adam})
-        self._networks = networks
-        self._material = material
-        self._seed = seed
+        self._networks, self._material, self._seed = networks, material, seed
 
     def step(self, index: int) -> float:
         """One step; returns L_D + L_S."""

@@ -93,11 +93,8 @@ class ReaderNetwork(nn.Module):
         self.topic = nn.Parameter(torch.zeros(width, width))
         self.result, self.offset = nn.Parameter(torch.zeros(width, d)), nn.Parameter(torch.zeros(d))
         for i in range(len(STEPS)):
-            for name, shape in (
-                ("own", (width, inner)),
-                ("earlier", (width, inner)),
-                ("out", (inner, width)),
-            ):
+            shapes = {"own": (width, inner), "earlier": (width, inner), "out": (inner, width)}
+            for name, shape in shapes.items():
                 scale = 0.5 / math.sqrt(shape[0])
                 setattr(self, f"{name}{i}", nn.Parameter(torch.randn(shape) * scale))
             setattr(self, f"bias{i}", nn.Parameter(torch.zeros(inner)))

@@ -113,10 +113,7 @@ def near_pairs(vectors: F32, *, device: torch.device | str = "cpu") -> dict[Edge
 def cluster(
     forms: Mapping[str, Sequence[int]], edges: Mapping[Edge, float], *, vocab_size: int, seed: int
 ) -> I64:
-    """The label of every id, (vocab,): the lowest id of its cluster; ids without a form stay alone.
-
-    ``edges`` connect forms by their index in ``forms``, with a weight.
-    """
+    """The label of every id (vocab,): the lowest id of its cluster; ``edges`` connect forms by index."""
     labels = np.arange(vocab_size)
     ids = list(forms.values())
     clusters = [[i] for i in range(len(ids))] if not edges else _communities(len(ids), edges, seed)

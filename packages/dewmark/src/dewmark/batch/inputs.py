@@ -74,8 +74,9 @@ def parse_text_row(
         name = str(index)
     told = {each: row.get(each) for each in ("prompt", "language", "kind")}
     for each, value in {field: row[field], **told}.items():
-        if value is not None or each == field:
-            _check_unless_blank(value, f"{where}: {each}")
+        blank = isinstance(value, str) and not value.strip()
+        if not blank and (value is not None or each == field):
+            check_text(value, f"{where}: {each}")
     own = told["prompt"]
     language, kind = (told[each] or None for each in ("language", "kind"))
     scheme = row["scheme"] if isinstance(row.get("scheme"), str) else None
@@ -170,11 +171,6 @@ def batched(rows: Iterable[Document], size: int) -> Iterator[list[Document]]:
 
 def _is_name(value: object) -> TypeGuard[str | int]:
     return isinstance(value, str | int) and not isinstance(value, bool)
-
-
-def _check_unless_blank(text: Any, what: str) -> None:  # noqa: ANN401 - any JSON value
-    if not isinstance(text, str) or text.strip():
-        check_text(text, what)
 
 
 def _read(name: str) -> bytes:

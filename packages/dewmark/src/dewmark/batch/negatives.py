@@ -87,10 +87,7 @@ class Negatives:
                 found.append(Document(text, f"{language}-{number}", language=language, kind="prose"))
         for name, lines in _data("negatives"):
             for number, line in enumerate(lines.splitlines()):
-                row = json.loads(line)
-                found.append(
-                    Document(row["text"], f"{name}-{number}", language=row["language"], kind=row["kind"])
-                )
+                found.append(Document(id=f"{name}-{number}", **json.loads(line)))
         return cls(found)
 
     @property

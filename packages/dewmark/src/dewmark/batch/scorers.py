@@ -96,9 +96,7 @@ class DetectorSpec:
             if self.test == _EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
         elif self.test not in (None, _EMPIRICAL):
-            raise ConfigError(
-                f"a calibration is for the empirical test, not {self.test}: leave out one of them"
-            )
+            raise ConfigError(f"a calibration is for the empirical test, not {self.test}: leave out one")
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
         elif self.translate_back is not None:
@@ -140,9 +138,8 @@ class DetectorSpec:
     def _open_groups(self, progress: Progress) -> tuple[list[_Group], list[dict[str, str]]]:
         """Keys that make marks of one kind, together; and the keys of kinds that cannot be tested here."""
         own = Kind(self.scheme, self.host, dict(self.settings))
-        named = {
-            str(file): kind for path in self.keys if path.is_dir() for file, kind in read_kinds(path).items()
-        }
+        folders = filter(Path.is_dir, self.keys)
+        named = {str(file): kind for path in folders for file, kind in read_kinds(path).items()}
         keys = load_keys(self.keys) if self.many_keys else {}
         kinds: list[tuple[Kind, dict[str, Key]]] = [] if keys else [(own, {})]
         for name, key in keys.items():
@@ -288,18 +285,20 @@ class Scorer:
         if not self._places:
             return self.bound
         group, name = self._places[number]
-        return _with_key(group.bound, group.keys[name], self._progress)
+        scheme = group.bound.scheme
+        return load_scheme(
+            group.keys[name],
+            host=group.bound.host,
+            scheme=scheme.name,
+            settings=scheme.to_dict(),
+            reader=group.bound.expectations,
+            progress=self._progress,
+        )
 
     def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
-        found = judge(
-            versions,
-            self._bound_of,
-            fpr=spec.fpr,
-            attempts=spec.attempts,
-            passages=spec.passages,
-            explain=spec.coverage,
-        )
+        looked = {"passages": spec.passages, "explain": spec.coverage}
+        found = judge(versions, self._bound_of, fpr=spec.fpr, attempts=spec.attempts, **looked)
         group, key_file = self._places[found.index] if self._places else (self._groups[0], None)
         detection = found.judged
         result: dict[str, Any] = {"id": row.id}
@@ -318,10 +317,8 @@ class Scorer:
             ]
             result["not_tested"] = [*self.not_tested, *without]
         if spec.translate_back is not None:
-            result |= {
-                "versions": found.looks.attempts // spec.attempts,
-                "translated_back": found.version > 0,
-            }
+            result["versions"] = found.looks.attempts // spec.attempts
+            result["translated_back"] = found.version > 0
         return Scored(row.id, versions[found.version].text, detection, result, found, key_file)
 
 
@@ -330,18 +327,6 @@ def _config_hash(bound: BoundScheme, fingerprint: str) -> str:
     other = copy.copy(bound)
     other.fingerprint = fingerprint
     return other.config_hash
-
-
-def _with_key(bound: BoundScheme, key: Key, progress: Progress) -> BoundScheme:
-    """The same scheme and host under another key."""
-    return load_scheme(
-        key,
-        host=bound.host,
-        scheme=bound.scheme.name,
-        settings=bound.scheme.to_dict(),
-        reader=bound.expectations,
-        progress=progress,
-    )
 
 
 def open_detector(

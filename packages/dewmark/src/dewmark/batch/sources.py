@@ -128,11 +128,8 @@ class JsonlSource(Source):
         with open_binary(self.where) as stream:
             stream.seek(block.start)
             parsed = storage.parse_jsonl(stream, name=name, first=block.line)
-            rows = list(islice(parsed, block.rows))
-        return [
-            self._parse(row, f"{name}, line {number}", block.first + i)
-            for i, (number, row) in enumerate(rows)
-        ]
+            rows = enumerate(islice(parsed, block.rows), start=block.first)
+            return [self._parse(row, f"{name}, line {number}", i) for i, (number, row) in rows]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ _STYLE = {"trusted": "", "not trusted": "bold red", "cannot tell": "yellow"}
 
 
 def audit(
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXTS", help="More files for --negatives.")
-    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="TEXTS", help="More for --negatives.")] = None,
     negatives: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,10 +41,7 @@ def audit(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="AUDIT.json", help="Write the audit here, with every text's p-value."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="AUDIT.json", help="Write the audit here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,

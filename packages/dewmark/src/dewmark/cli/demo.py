@@ -148,10 +148,8 @@ def show(console: Console, cases: Sequence[Case], setting: str) -> None:
     texts = Table(box=None, pad_edge=False, padding=(0, 4, 1, 0))
     for _ in cases[: 2 if beside else 1]:
         texts.add_column(ratio=1)
-    cells = [
-        Text.assemble((f"{case.name}\n", "bold"), colour_tokens(case.text, case.detection))
-        for case in cases[:2]
-    ]
+    pair = [(each, colour_tokens(each.text, each.detection)) for each in cases[:2]]
+    cells = [Text.assemble((f"{case.name}\n", "bold"), coloured) for case, coloured in pair]
     for row in [cells] if beside else [[cell] for cell in cells]:
         texts.add_row(*row)
     texts.show_header = False

@@ -41,9 +41,7 @@ def detect(
     texts: options.TextFiles = None,
     rows: options.Rows = None,
     prompt: options.Prompt = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Watch standard input until it is found to be marked.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch stdin until it is marked.")] = False,
     key: options.KeyFiles = None,
     keys: options.KeyFolder = None,
     detector: options.Detector = None,
@@ -54,10 +52,7 @@ def detect(
     fpr: options.FalsePositiveRate = 0.01,
     roots: options.Roots = None,
     passages: Annotated[
-        bool,
-        options.of_test(
-            "--passages", help="Search for marked passages too, as dewmark locate does; p-values pay for it."
-        ),
+        bool, options.of_test("--passages", help="Search for passages too; p-values pay for it.")
     ] = False,
     translate_back: Annotated[
         bool,
@@ -68,48 +63,30 @@ def detect(
         ),
     ] = False,
     translator: Annotated[
-        list[str] | None,
-        options.of_test(metavar="HOST", help="A chat model that translates any language back; repeatable."),
+        list[str] | None, options.of_test(metavar="HOST", help="A chat model to translate back; repeatable.")
     ] = None,
     written_in: Annotated[
-        str,
-        options.of_test(
-            "--written-in", metavar="CODES", help="Languages to translate back into, such as en,de."
-        ),
+        str, options.of_test("--written-in", metavar="CODES", help="Languages to translate into, e.g. en,de.")
     ] = "en",
     attempts: options.Attempts = 1,
     calibration: Annotated[
-        Path | None,
-        options.of_test(metavar="CAL.json", help="Calibration of this key: rank texts among unmarked ones."),
+        Path | None, options.of_test(metavar="CAL.json", help="Calibration: rank texts among unmarked ones.")
     ] = None,
     test: options.Test = None,
     json_: options.Json = False,
-    tokens: Annotated[
-        bool, options.of_output("--tokens", help="Include the score and position of every token.")
-    ] = False,
-    html: Annotated[
-        Path | None, options.of_output(metavar="OUT.html", help="Write a page with the coloured texts.")
-    ] = None,
+    tokens: Annotated[bool, options.of_output("--tokens", help="Include every token's score.")] = False,
+    html: Annotated[Path | None, options.of_output(metavar="OUT.html", help="Write a coloured page.")] = None,
     quiet: options.Quiet = False,
     out: Annotated[
-        Path | None,
-        _many_option(
-            metavar="FILE", help="Write results to a .parquet or .jsonl file; a stopped run is resumed."
-        ),
+        Path | None, _many_option(metavar="FILE", help="Write .parquet or .jsonl; a stopped run is resumed.")
     ] = None,
     engine: Annotated[
-        str,
-        _many_option(metavar="local|ray", help="With --out: ray uses the cluster that RAY_ADDRESS names."),
+        str, _many_option(metavar="local|ray", help="With --out: ray uses the cluster of RAY_ADDRESS.")
     ] = "local",
     workers: Annotated[
-        int | None,
-        _many_option(
-            min=1, show_default="1, with ray all CPUs", help="With --out: number of worker processes."
-        ),
+        int | None, _many_option(min=1, show_default="1, with ray all CPUs", help="With --out: processes.")
     ] = None,
-    block_size: Annotated[
-        int, _many_option(min=1, help="With --out: texts that a worker stores together.")
-    ] = 1024,
+    block_size: Annotated[int, _many_option(min=1, help="With --out: texts stored together.")] = 1024,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
     from dewmark.batch.inputs import batched, read_files
@@ -138,13 +115,10 @@ def detect(
     if not translate_back and (translator or written_in != "en"):
         raise ConfigError("--translator and --written-in say how to translate: add --translate-back")
     if follow:
-        used: dict[str, object] = {
-            "TEXTFILE": [each for each in texts or () if each != "-"],
-            "--in": rows,
-            "--out": out,
-        }
-        used |= {"--html": html, "--calibration": calibration, "--test": test}
-        used |= {"--keys": keys, "--tokens": tokens, "--roots": roots, "--reader": reader}
+        named = [each for each in texts or () if each != "-"]
+        used: dict[str, object] = {"TEXTFILE": named, "--in": rows, "--out": out, "--html": html}
+        used |= {"--calibration": calibration, "--test": test, "--keys": keys, "--tokens": tokens}
+        used |= {"--roots": roots, "--reader": reader}
         used |= {"--translate-back": translate_back, "--passages": passages}
         if unused := [name for name, value in used.items() if value]:
             raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
@@ -153,8 +127,11 @@ def detect(
         _follow(spec, prompt=prompt, json_=json_, quiet=quiet)
         return
     source = None if rows is None else open_source(rows, prompt=prompt)
-    if spec.calibration is not None:
-        _warn_of_shortage(spec.calibration, fpr)
+    if spec.calibration is not None:  # before anything is scored
+        from dewmark.stats.calibration import Calibration
+
+        if shortage := Calibration.load(spec.calibration).shortage(fpr):
+            say(f"dewmark: warning: {shortage}")
     if out is not None:
         if texts or html is not None or source is None:
             raise ConfigError("--out takes the rows of a file: give --in FILE, no text files and no --html")
@@ -325,14 +302,6 @@ def _detect_file(
         f"{retried}, {time.perf_counter() - started:.1f} s",
         quiet=quiet,
     )
-
-
-def _warn_of_shortage(calibration: Path, fpr: float) -> None:
-    """Say before anything is scored if the calibration is too small for the level."""
-    from dewmark.stats.calibration import Calibration
-
-    if shortage := Calibration.load(calibration).shortage(fpr):
-        say(f"dewmark: warning: {shortage}")
 
 
 def _follow(spec: DetectorSpec, *, prompt: str | None, json_: bool, quiet: bool) -> None:

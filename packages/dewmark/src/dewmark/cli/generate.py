@@ -25,26 +25,15 @@ def generate(
         str | None, typer.Option(metavar="TEXT", help="Answer this request, or continue it (--continue).")
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="IN.jsonl",
-            help="Continue the prompt or answer the messages of each line (requires --out).",
-        ),
+        Path | None, typer.Option(metavar="IN.jsonl", help="Continue or answer each line (requires --out).")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.jsonl", help="Write the completions of --prompts here; a stopped run is resumed."
-        ),
+        Path | None, typer.Option(metavar="OUT.jsonl", help="Write completions; a stopped run is resumed.")
     ] = None,
     host: options.Host = None,
     scheme: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="dew",
-            help="Scheme (see dewmark schemes), or none for unmarked text.",
-        ),
+        typer.Option(metavar="NAME", show_default="dew", help="Scheme (dewmark schemes), none for no mark."),
     ] = None,
     settings: options.Settings = None,
     strength: options.Strength = None,
@@ -56,8 +45,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per text.")] = 200,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens per text.")] = 0,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, show_default="random", help="Seed of the first text; text i gets seed + i."),
+        int | None, typer.Option(min=0, show_default="random", help="Seed; text i gets seed + i.")
     ] = None,
     chat: Annotated[
         bool | None,
@@ -72,14 +60,10 @@ def generate(
     top_p: options.OwnTopP = None,
     top_k: options.OwnTopK = None,
     no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option(help="Never repeat n tokens in a row; 0 allows repetition.", show_default="0"),
+        int | None, typer.Option(help="Never repeat n tokens in a row; 0 allows it.", show_default="0")
     ] = None,
     drafts: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Write every 24 tokens this many times and keep the draft that carries the mark best."
-        ),
+        int, typer.Option(min=1, help="Write 24 tokens this many times and keep the draft marked best.")
     ] = 1,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
@@ -120,24 +104,17 @@ def generate(
     secret = options.load_key(key) if key is not None or scheme != options.UNMARKED else None
     if prompts is not None:
         asked = read_prompts(prompts, chat=chat)
-        _check_out(prompts, out)
+        if out is not None and out.exists() and out.samefile(prompts):
+            raise ConfigError(f"the output is the prompts file {prompts} itself: choose another name")
     elif prompt is not None:
         check_prompt(prompt, "--prompt")
-    started = time.perf_counter()
+    started, placed = time.perf_counter(), {"device": device, "dtype": dtype}
     with Progress(quiet=quiet) as progress:
         if secret is None or scheme == options.UNMARKED:
-            writer = TextWriter.unmarked(
-                host, device=device, dtype=dtype, provider=provider, progress=progress
-            )
+            writer = TextWriter.unmarked(host, provider=provider, progress=progress, **placed)
         else:
             watermark = options.load_watermark(
-                secret,
-                host=host,
-                scheme=scheme,
-                settings=settings,
-                progress=progress,
-                device=device,
-                dtype=dtype,
+                secret, host=host, scheme=scheme, settings=settings, progress=progress, **placed
             )
             watermark.policy, watermark.provider = left_out, provider
             writer = TextWriter.marked(watermark, member=member, payload=message)
@@ -147,7 +124,7 @@ def generate(
         decoding = writer.decoding(stated, chat=asked[0].messages is not None)
         check_decoding(decoding, writer.scheme)  # before the model is loaded
         if out is None:
-            said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json_=json_)
+            said = _complete(writer, asked[0], decoding, seed=seed, progress=progress, json=json_)
         else:
             made = generate_file(
                 asked, out, writer, decoding=decoding, seed=seed, batch_size=batch_size, progress=progress
@@ -171,19 +148,8 @@ def _answers(writer: TextWriter) -> bool:
         return False
 
 
-def _check_out(prompts: Path, out: Path | None) -> None:
-    if out is not None and out.exists() and out.samefile(prompts):
-        raise ConfigError(f"the output is the prompts file {prompts} itself: choose another name")
-
-
 def _complete(
-    writer: TextWriter,
-    asked: Prompt,
-    decoding: Decoding,
-    *,
-    seed: int | None,
-    progress: Progress,
-    json_: bool,
+    writer: TextWriter, asked: Prompt, decoding: Decoding, *, seed: int | None, progress: Progress, json: bool
 ) -> str:
     """Print the completion of one prompt, on a terminal as it is written; returns a line about it."""
     from dewmark.batch.generating import completion_row
@@ -193,7 +159,7 @@ def _complete(
     seed = secrets.randbits(31) if seed is None else seed
     prompt = writer.prompt(asked)
     console = results()
-    if console.is_terminal and not json_:
+    if console.is_terminal and not json:
         progress.clear()
         console.print(printable(asked.text), style="dim", end="" if asked.messages is None else "\n\n")
         for piece in writer.stream(prompt, seed=seed, decoding=decoding):
@@ -203,7 +169,7 @@ def _complete(
         return f"scheme {name}, seed {seed}"
     made = writer.write([prompt], seeds=[seed], decoding=decoding)[0]
     progress.clear()
-    if json_:
+    if json:
         emit(completion_row(asked, made))
     else:
         write(made.text + "\n")  # only the completion, so that it can be piped into a detector

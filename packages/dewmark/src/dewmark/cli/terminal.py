@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dewmark.errors import StorageError
@@ -23,22 +22,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-__all__ = [
-    "Progress",
-    "check_writable",
-    "emit",
-    "printable",
-    "results",
-    "save_json",
-    "save_text",
-    "say",
-    "write",
-]
+__all__ = ["Progress", "check_writable", "emit", "printable", "results", "save_text", "say", "write"]
 
 # C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
-_CONTROLS = {
-    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)
-}
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
 # Unicode line ends that JSON does not escape, although many readers split lines there.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -109,9 +96,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def clear(self) -> None:
@@ -185,8 +170,3 @@ def save_text(path: Path, text: str) -> None:
 
     with storage.atomic_write(path) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
-
-
-def save_json(path: Path, data: object) -> None:
-    """Write a JSON file atomically."""
-    save_text(path, json.dumps(data, indent=1) + "\n")

@@ -14,14 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dewmark.cli.terminal import printable, save_text
-from dewmark.reports.detection_display import (
-    CAVEATS,
-    PASSAGE_CAVEATS,
-    coverage_sentence,
-    level,
-    sentence,
-    spans,
-)
+from dewmark.reports.detection_display import PAGE_CAVEATS, coverage_sentence, level, sentence, spans
 from dewmark.reports.html_page import escape, html_page
 from dewmark.types import Detection, Verdict
 
@@ -91,7 +84,7 @@ def save_html(path: Path, title: str, drawings: Iterable[Drawing]) -> None:
         draw(console)
         shown = console.export_html(code_format="{code}", inline_styles=True)
         body += f'<article><pre dir="auto">{shown}</pre></article>\n'
-    caveats = "".join(f"<li>{escape(each)}</li>" for each in (*CAVEATS, *PASSAGE_CAVEATS))
+    caveats = "".join(f"<li>{escape(each)}</li>" for each in PAGE_CAVEATS)
     style = "pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }"
     page = html_page(title, f"{body}<h2>What a verdict does not mean</h2>\n<ul>{caveats}</ul>\n", style=style)
     save_text(path, page)

@@ -84,9 +84,7 @@ class Key:
             )
         check_members(members)
         check_payload_bits(payload_bits, members=members)
-        self._secret = secret
-        self.members = members
-        self.payload_bits = payload_bits
+        self._secret, self.members, self.payload_bits = secret, members, payload_bits
         self.epoch = epoch
         self.retired = tuple(retired)
         self.numbers: tuple[int, ...] | None = None

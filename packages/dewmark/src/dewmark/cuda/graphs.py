@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 
 def captured(work: Callable[[], object], *, device: torch.device) -> Callable[[], None]:
@@ -46,15 +47,11 @@ class Replayed:
     """
 
     def __init__(
-        self,
-        work: Callable[..., tuple[torch.Tensor, ...]],
-        inputs: Sequence[torch.Tensor],
-        *,
-        changed: Sequence[torch.Tensor],
+        self, work: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], *, changed: Sequence[Tensor]
     ) -> None:
         with torch.inference_mode():
             self._inputs = tuple(tensor.clone() for tensor in inputs)
-            self._outputs: list[torch.Tensor] = []
+            self._outputs: list[Tensor] = []
             before = [tensor.clone() for tensor in changed]
             outputs, own = self._outputs, self._inputs
 
@@ -67,7 +64,7 @@ class Replayed:
                 for tensor, value in zip(changed, before, strict=True):
                     tensor.copy_(value)
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute with other values; the outputs are the caller's to keep."""
         with torch.inference_mode():
             for mine, given in zip(self._inputs, inputs, strict=True):

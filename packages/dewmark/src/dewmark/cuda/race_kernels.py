@@ -22,6 +22,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
+
+from dewmark.text.words import SPELLINGS
 
 _NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
 _BELOW = tl.constexpr(-2147483648)  # below every number
@@ -30,6 +33,7 @@ _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 _MOST = tl.constexpr(100)  # a count that no limit reaches
+_SPELLINGS = tl.constexpr(SPELLINGS)
 
 
 # Numbers
@@ -92,7 +96,7 @@ def _exponential(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: constexpr, TILE: constexpr):  # type: ignore[no-untyped-def]
     """Maxima of blocks of logits (batch, vocab), and of groups of blocks, (batch, groups * (BLOCK + 1))."""
     row, tile = tl.program_id(0), tl.program_id(1)
     blocks = tile * TILE * BLOCK + tl.arange(0, TILE * BLOCK)
@@ -110,20 +114,7 @@ def keep_maxima(logits, maxima, vocab, stride, groups, BLOCK: tl.constexpr, TILE
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _follow(  # type: ignore[no-untyped-def]
-    state,
-    tokens,
-    vocab,
-    keys,
-    size,
-    targets,
-    breaks,
-    after_break,
-    spelled,
-    growth,
-    terms,
-    first,
-    SPELLINGS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    state, tokens, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS: constexpr
 ):
     """The state after each of some tokens, and whether it ends the open word (`WordTables.follow`).
 
@@ -143,11 +134,11 @@ def _follow(  # type: ignore[no-untyped-def]
     low = tl.minimum(low + number, size - 1)  # the last key is larger than any
     listed = tl.load(keys + low) == wanted
     before = tl.load(spelled + state)
-    factor = tl.load(growth + tokens)
-    grown = (before * factor + tl.load(terms + tokens)) % SPELLINGS + first
+    factor = tl.load(grow + tokens)
+    grown = (before * factor + tl.load(terms + tokens)) % _SPELLINGS + base
     ends = (tl.load(breaks + tokens) != 0) | (before == -2)
     grown = tl.where((before >= 0) & (factor >= 0), grown, 1)
-    otherwise = tl.where(ends, tl.load(after_break + tokens), grown)
+    otherwise = tl.where(ends, tl.load(restart + tokens), grown)
     return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
 
 
@@ -168,21 +159,20 @@ def push(  # type: ignore[no-untyped-def]
     size,
     targets,
     breaks,
-    after_break,
+    restart,
     inner,
     words,
     opens,
     spelled,
-    growth,
+    grow,
     terms,
-    first_spelling,
+    base,
     vocab,
     width,
-    K: tl.constexpr,
-    K_ROOM: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    SPELLINGS: tl.constexpr,
+    K: constexpr,
+    K_ROOM: constexpr,
+    WINDOWS: constexpr,
+    LEVELS: constexpr,
 ):
     """Append ``count`` tokens to each text (`WordStates.push`); one program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -199,22 +189,9 @@ def push(  # type: ignore[no-untyped-def]
     while position < count:
         token = tl.load(ids + row * row_stride + position * stride)
         real = token >= 0
-        twice = tl.maximum(token, 0) + tl.arange(0, 2) * 0
+        pair = tl.maximum(token, 0) + tl.arange(0, 2) * 0
         after, ends = _follow(
-            state,
-            twice,
-            vocab,
-            keys,
-            size,
-            targets,
-            breaks,
-            after_break,
-            spelled,
-            growth,
-            terms,
-            first_spelling,
-            SPELLINGS,
-            LEVELS,
+            state, pair, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
         )
         ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
         inside = tl.load(inner + tl.maximum(token, 0))
@@ -258,16 +235,7 @@ def push(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mass(  # type: ignore[no-untyped-def]
-    at,
-    vocab,
-    floor,
-    above,
-    top,
-    heat,
-    min_p,
-    COUNTED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    at, vocab, floor, above, top, heat, min_p, COUNT: constexpr, CHUNKS: constexpr, CHUNK: constexpr
 ):
     """Sum of the shares (or number) of the tokens at or above ``floor`` that lie above ``above``."""
     total = 0.0
@@ -277,7 +245,7 @@ def _mass(  # type: ignore[no-untyped-def]
         order = _ordered(values)
         shares = tl.exp(values / heat - top)
         kept = (order > above) & (order >= floor) & (shares >= min_p)
-        if COUNTED:
+        if COUNT:
             total += tl.sum(kept.to(tl.float32), axis=0)
         else:
             total += tl.sum(tl.where(kept, shares, 0.0), axis=0)
@@ -286,24 +254,14 @@ def _mass(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _lowest(  # type: ignore[no-untyped-def]
-    at,
-    vocab,
-    floor,
-    limit,
-    start,
-    top,
-    heat,
-    min_p,
-    COUNTED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    at, vocab, floor, limit, start, top, heat, min_p, COUNT: constexpr, CHUNKS: constexpr, CHUNK: constexpr
 ):
     """The smallest number above which less than ``limit`` lies; above ``start`` there is less."""
     low = tl.full((), _BELOW, tl.int64)
     high = start.to(tl.int64)
     while high - low > 1:
         middle = (low + high) >> 1
-        if _mass(at, vocab, floor, middle.to(tl.int32), top, heat, min_p, COUNTED, CHUNKS, CHUNK) < limit:
+        if _mass(at, vocab, floor, middle.to(tl.int32), top, heat, min_p, COUNT, CHUNKS, CHUNK) < limit:
             high = middle
         else:
             low = middle
@@ -348,12 +306,12 @@ def select(  # type: ignore[no-untyped-def]
     room,
     m,
     vocab,
-    BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-    KEPT: tl.constexpr,
-    FILTERED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK: constexpr,
+    ROOM: constexpr,
+    KEPT: constexpr,
+    FILTERED: constexpr,
+    CHUNKS: constexpr,
+    CHUNK: constexpr,
 ):
     """Ids and warped logits of the m likeliest tokens (batch, m), and what else a row's race needs.
 
@@ -462,14 +420,14 @@ def align(  # type: ignore[no-untyped-def]
     size,
     targets,
     breaks,
-    after_break,
+    restart,
     inner,
     words,
     opens,
     spelled,
-    growth,
+    grow,
     terms,
-    first_spelling,
+    base,
     limits,
     units,
     contexts,
@@ -483,16 +441,15 @@ def align(  # type: ignore[no-untyped-def]
     tail,
     strength,
     gamma,
-    KEPT: tl.constexpr,
-    K: tl.constexpr,
-    K_ROOM: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    SPELLINGS: tl.constexpr,
-    D_T: tl.constexpr,
-    D_C: tl.constexpr,
-    C_ROOM: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    KEPT: constexpr,
+    K: constexpr,
+    K_ROOM: constexpr,
+    WINDOWS: constexpr,
+    LEVELS: constexpr,
+    D_T: constexpr,
+    D_C: constexpr,
+    C_ROOM: constexpr,
+    COLUMNS: constexpr,
 ):
     """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); biases ``values``.
 
@@ -507,20 +464,7 @@ def align(  # type: ignore[no-untyped-def]
     own = tl.load(words + state)
     is_open = tl.load(opens + state) != 0
     after, ends = _follow(
-        state,
-        ids,
-        vocab,
-        keys,
-        size,
-        targets,
-        breaks,
-        after_break,
-        spelled,
-        growth,
-        terms,
-        first_spelling,
-        SPELLINGS,
-        LEVELS,
+        state, ids, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
     )
     begins = ends | (is_open == 0)
     first = tl.load(inner + ids)
@@ -580,7 +524,7 @@ def align(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _covariance(units, left, right, contexts, D_T: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _covariance(units, left, right, contexts, D_T: constexpr, COLUMNS: constexpr):  # type: ignore[no-untyped-def]
     """(t_i · t_j)(c_i · c_j) of words ``left`` (a,) and ``right`` (b,); ``contexts`` (a, b) are c_i · c_j."""
     gram = tl.zeros(contexts.shape, tl.float32)
     for start in range(0, D_T, COLUMNS):
@@ -624,21 +568,21 @@ def innovate(  # type: ignore[no-untyped-def]
     tail,
     scale,
     least,
-    N: tl.constexpr,
-    KEPT: tl.constexpr,
-    D_T: tl.constexpr,
-    D_C: tl.constexpr,
-    C_ROOM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    STEPS: tl.constexpr,
-    USED: tl.constexpr,
+    N: constexpr,
+    KEPT: constexpr,
+    D_T: constexpr,
+    D_C: constexpr,
+    C_ROOM: constexpr,
+    COLUMNS: constexpr,
+    ROUNDS: constexpr,
+    STEPS: constexpr,
+    USED: constexpr,
 ):
     """The first candidate of each row and its time; keeps the noise of ``USED`` candidates for later steps.
 
     `dewmark.dew.inverse_root` says what ``scale``, ``least`` and ``ROUNDS`` are.
     """
-    PAST: tl.constexpr = STEPS * USED
+    PAST: constexpr = STEPS * USED
     row = tl.program_id(0).to(tl.int64)
     top = tl.load(tops + row).to(tl.float64)
     column = tl.arange(0, C_ROOM)
@@ -750,9 +694,9 @@ def race_others(  # type: ignore[no-untyped-def]
     vocab,
     stride,
     tiles,
-    WARPED: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    TILE: tl.constexpr,
+    WARPED: constexpr,
+    BOUNDED: constexpr,
+    TILE: constexpr,
 ):
     """The earliest time of each block of tokens that are no candidates, and its token (batch, tiles).
 
@@ -793,7 +737,7 @@ def race_others(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    times, ids, tops, first, chosen, chosen_out, sound_out, tiles, TILES: tl.constexpr, BOUNDED: tl.constexpr
+    times, ids, tops, first, chosen, chosen_out, sound_out, tiles, TILES: constexpr, BOUNDED: constexpr
 ):
     """Each row's token (batch,), and whether its logits were usable (batch,)."""
     row = tl.program_id(0).to(tl.int64)

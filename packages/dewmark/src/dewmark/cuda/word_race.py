@@ -168,7 +168,6 @@ def push_words(tables: Tables, state: RaceState, ids: torch.Tensor) -> None:
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],
         LEVELS=_levels(tables),
-        SPELLINGS=SPELLINGS,
         num_warps=4,
     )
 
@@ -259,7 +258,6 @@ def draw_words(
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],
         LEVELS=_levels(tables),
-        SPELLINGS=SPELLINGS,
         D_T=d_T,
         D_C=d_C,
         C_ROOM=_room(d_C),

@@ -25,7 +25,7 @@ from dewmark.arrays import F32, I64
 from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
 from dewmark.dew.reading import LexiconReader, Pairs, Reading
 from dewmark.errors import ConfigError
-from dewmark.workspace import NO_READER, Expectations, ExpectedWords, ReaderFolder, Tokenized
+from dewmark.workspace import NO_READER, Expectations, ExpectedWords, ReaderFolder, Texts, Tokenized
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -40,12 +40,7 @@ READ = 4096
 """The words of a text that the packaged reader reads; what follows is compared with δ alone."""
 
 
-def read(
-    reader: LexiconReader,
-    expectations: Expectations | None,
-    texts: Sequence[Tokenized],
-    prompts: Sequence[Tokenized],
-) -> Reading:
+def read(reader: LexiconReader, expectations: Expectations | None, texts: Texts, prompts: Texts) -> Reading:
     """Read texts, each after its prompt, with what the reader expected in them.
 
     That is a language model, or without one (None) the reader that comes with the package.
@@ -54,9 +49,7 @@ def read(
     if isinstance(expectations, ReaderFolder):
         packaged = load_packaged_reader(reader.lexicon, expectations.folder)
         if packaged is None:
-            raise ConfigError(
-                f"the reader {expectations.name} was trained for another lexicon: train it anew"
-            )
+            raise ConfigError(f"the reader {expectations.name} is for another lexicon: train it anew")
     elif expectations is not None:
         if expectations.name == NO_READER.name:
             return reading
@@ -66,11 +59,7 @@ def read(
 
 
 def add_means(
-    reading: Reading,
-    reader: LexiconReader,
-    packaged: PackagedReader,
-    texts: Sequence[Tokenized],
-    prompts: Sequence[Tokenized],
+    reading: Reading, reader: LexiconReader, packaged: PackagedReader, texts: Texts, prompts: Texts
 ) -> Reading:
     """The reading of ``texts``, and behind its units' rows μ + δ of each pair, by the packaged reader."""
     blocks, made, size = [reading.token_rows], [], len(reading.token_rows)
@@ -96,7 +85,7 @@ def add_means(
 
 
 def add_expectations(
-    reading: Reading, texts: Sequence[Tokenized], expected: Sequence[ExpectedWords], vectors: Vectors
+    reading: Reading, texts: Texts, expected: Sequence[ExpectedWords], vectors: Vectors
 ) -> Reading:
     """The reading of ``texts``, and behind its units' rows one row for each pair that has a place.
 

@@ -46,24 +46,21 @@ def detect_keys(
     tokenized = reader.tokenize(texts)
     expectations = workspace.expectations
     named = None if expectations is None else expectations.name
-    shape = (reader.lexicon.dim, reader.lexicon.dim)
-    at_once = max(_MATRIX_BYTES // (8 * shape[0] * shape[1]), 1)
+    at_once = max(_MATRIX_BYTES // (8 * reader.lexicon.dim**2), 1)
     found: list[list[Detection]] = []
     for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
         reading = read(reader, expectations, tokenized[part], before[part])
         matrices = text_matrices(reading, limit=limit)
         texts_left = iter(tokenized[part])
         while some := list(itertools.islice(matrices, at_once)):
-            z = _under(keys, some, shape, workspace.progress)
+            z = _under(keys, some, workspace.progress)
             for text, matrix, row in zip(itertools.islice(texts_left, len(some)), some, z, strict=True):
-                share = reader.carrying(text)
-                found.append(
-                    _detections(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=share)
-                )
+                own = reader.carrying(text)
+                found.append(_results(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=own))
     return found
 
 
-def _detections(
+def _results(
     scheme: str,
     keys: Sequence[Key],
     text: Tokenized,
@@ -96,9 +93,7 @@ def _detections(
     return found
 
 
-def _under(
-    keys: Sequence[Key], matrices: Sequence[TextMatrix], shape: tuple[int, int], progress: Progress
-) -> F64:
+def _under(keys: Sequence[Key], matrices: Sequence[TextMatrix], progress: Progress) -> F64:
     """z of texts under all keys, (texts, keys)."""
     F, square = np.stack([each.F for each in matrices]), np.array([each.square for each in matrices])
     z = np.empty((len(F), len(keys)))
@@ -106,7 +101,7 @@ def _under(
         for i in range(0, len(keys), _KEYS_AT_ONCE):
             progress("trying keys", i, len(keys))
             some = slice(i, i + _KEYS_AT_ONCE)
-            W = np.stack(list(pool.map(functools.partial(_matrix, shape=shape), keys[some])))
+            W = np.stack(list(pool.map(functools.partial(_matrix, shape=F.shape[1:]), keys[some])))
             z[:, some] = z_scores(F, square, W)
     progress("trying keys", len(keys), len(keys))
     return z

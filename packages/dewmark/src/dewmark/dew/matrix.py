@@ -149,13 +149,9 @@ def statistic(z: float, square: float, length: float) -> Statistic:
 def text_matrices(reading: Reading, *, limit: float) -> Iterator[TextMatrix]:
     """The matrices of a reading's texts, flattened to ``limit``."""
     for some in _groups(reading.texts):
-        rows = [
-            (differences(pairs, reading.token_rows), reading.context_rows[pairs.windows]) for pairs in some
-        ]
-        wide = [
-            (T.astype(np.float64), C * pairs.weights[:, None])
-            for pairs, (T, C) in zip(some, rows, strict=True)
-        ]
+        units, contexts = reading.token_rows, reading.context_rows
+        rows = [(differences(pairs, units), contexts[pairs.windows]) for pairs in some]
+        wide = [(T.astype(np.float64), C * w.weights[:, None]) for w, (T, C) in zip(some, rows, strict=True)]
         M = np.stack([T.T @ C for T, C in wide])
         cuts = cuts_of(M, some, limit=limit)
         for pairs, (T, C), (t, c), matrix, cut in zip(some, rows, wide, M, cuts, strict=True):

@@ -46,8 +46,7 @@ class PackagedReader:
     name = "packaged"
 
     def __init__(self, arrays: Mapping[str, NDArray[np.generic]], lexicon: Lexicon, *, identity: str) -> None:
-        self.identity = identity
-        self._lexicon = lexicon
+        self.identity, self._lexicon = identity, lexicon
         self._place = np.zeros(len(lexicon) + 1, dtype=np.int64)
         self._place[np.asarray(arrays["rows"])] = np.arange(1, len(arrays["rows"]) + 1)
         self._kept = functools.lru_cache(maxsize=_TEXTS_KEPT)(self._means)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dewmark.cuda.graphs import Replayed
 from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
@@ -31,6 +32,7 @@ from dewmark.sampling import (
     decoding_options,
     fresh_seeds,
 )
+from dewmark.types import Seeds
 
 __all__ = ["WordRace", "WordSession"]
 
@@ -53,12 +55,7 @@ class WordRace:
     m: int
 
     def __call__(
-        self,
-        scores: torch.Tensor,
-        texts: WordStates,
-        W: torch.Tensor,
-        decodings: Sequence[Decoding],
-        random: torch.Tensor,
+        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Choice:
         """Draw the next tokens."""
         if self.m <= MOST and texts.tables.kernels:
@@ -68,12 +65,7 @@ class WordRace:
         return self.drawn(scores, texts, W, decodings, random)[:2]
 
     def drawn(
-        self,
-        scores: torch.Tensor,
-        texts: WordStates,
-        W: torch.Tensor,
-        decodings: Sequence[Decoding],
-        random: torch.Tensor,
+        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Drawn:
         """What is drawn without kernels, and by what noise."""
         race = CandidateRace(scores, decodings, self.m)
@@ -100,12 +92,7 @@ class WordRace:
         )
 
     def _checked(
-        self,
-        scores: torch.Tensor,
-        texts: WordStates,
-        W: torch.Tensor,
-        decodings: Sequence[Decoding],
-        random: torch.Tensor,
+        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Choice | None:
         """Draw by the kernels; None if they fail at their first step here, or draw otherwise than torch."""
         tables, rows = texts.tables, torch.arange(len(scores), device=scores.device)
@@ -158,13 +145,7 @@ class WordSession(DraftingSession):
     stretch = STRETCH
 
     def __init__(
-        self,
-        race: WordRace,
-        texts: WordStates,
-        W: torch.Tensor,
-        prompt_ids: torch.Tensor,
-        *,
-        seeds: Sequence[int] | None,
+        self, race: WordRace, texts: WordStates, W: Tensor, prompt_ids: Tensor, *, seeds: Seeds
     ) -> None:
         self.texts = texts
         self._race, self._W = race, W
@@ -175,28 +156,24 @@ class WordSession(DraftingSession):
         self._steps = 0  # under that decoding
         self._step: Replayed | None = None
 
-    def read(self, ids: torch.Tensor) -> WordStates:
+    def read(self, ids: Tensor) -> WordStates:
         """The texts at ids (batch, length)."""
         self.texts.push(ids[:, self._length :])
         self._length = ids.shape[1]
         return self.texts
 
-    def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
+    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         """Draw the next id of each row from logits (batch, vocab)."""
         ids, scores, random = self._prepared(input_ids, scores)
         captured = self._captured(ids, scores, decoding, random)
         return captured or self._race(scores, self.read(ids), self._W, [decoding] * len(scores), random)
 
-    def _prepared(
-        self, ids: torch.Tensor, scores: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _prepared(self, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         check_logits(scores, self.texts.tables.vocab_size)
         random = self._noise.states(ids.shape[1] - self._start)
         return ids.to(random.device), scores.to(random.device, torch.float32), random
 
-    def _captured(
-        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, random: torch.Tensor
-    ) -> Choice | None:
+    def _captured(self, ids: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Choice | None:
         """The same from a captured step; None if there is none."""
         if decoding != self._decoding:
             self._decoding, self._steps, self._step = decoding, 0, None
@@ -209,18 +186,16 @@ class WordSession(DraftingSession):
         self._length = ids.shape[1]
         return tokens, sound
 
-    def _can_capture(self, scores: torch.Tensor) -> bool:
+    def _can_capture(self, scores: Tensor) -> bool:
         """Whether there are kernels to capture, and nobody else is capturing them."""
         return self.texts.tables.kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
 
-    def _capture(
-        self, tokens: torch.Tensor, scores: torch.Tensor, decoding: Decoding, random: torch.Tensor
-    ) -> Replayed:
+    def _capture(self, tokens: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Replayed:
         texts, race, W, decodings = self.texts, self._race, self._W, [decoding] * len(scores)
         options = decoding_options(decodings, scores.device)
 
         def step(
-            tokens: torch.Tensor, scores: torch.Tensor, random: torch.Tensor, kept: torch.Tensor = options
+            tokens: Tensor, scores: Tensor, random: Tensor, kept: Tensor = options
         ) -> Choice:  # the graph reads the options, which only a cache holds otherwise
             texts.push(tokens)
             return race(scores, texts, W, decodings, random)
@@ -229,9 +204,7 @@ class WordSession(DraftingSession):
 
     # Drafts
 
-    def draw_drafts(
-        self, ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding, live: torch.Tensor
-    ) -> Choice:
+    def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
         """As `choose`, counting what is drawn in the rows that are ``live``."""
         ids, scores, random = self._prepared(ids, scores)
         drawn = self._race.drawn(scores, self.read(ids), self._W, [decoding] * len(scores), random)
@@ -240,7 +213,7 @@ class WordSession(DraftingSession):
         self._drafts.add(drawn, live)
         return drawn.tokens, drawn.sound
 
-    def keep_best(self, drafts: int) -> torch.Tensor:
+    def keep_best(self, drafts: int) -> Tensor:
         """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
         assert self._drafts is not None
         rows = self._drafts.best(drafts).repeat_interleave(drafts)

@@ -22,7 +22,7 @@ from dewmark.errors import VocabularyError
 from dewmark.scheme import State
 from dewmark.text.windows import ABSENT
 from dewmark.text.words import places_and_forms
-from dewmark.workspace import Tokenized
+from dewmark.workspace import Texts, Tokenized
 
 __all__ = ["LexiconReader", "Pairs", "pairs_of"]
 
@@ -112,7 +112,7 @@ class LexiconReader:
         """ê_T of words, (N, d_T): unit rows, zero for a word without a row."""
         return self.lexicon.tokens(self.lexicon.rows(words))
 
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Reading:
+    def read(self, texts: Texts, prompts: Texts) -> Reading:
         """Read texts, all in one pass over rows of the lexicon; their first k words carry no mark."""
         forms: list[str] = [""] * self.k  # before all texts, so that every word has k words before it
         for text in texts:

@@ -242,9 +242,8 @@ class EpochMatrices:
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
         """Draw a key's matrices."""
-        drawn = [
-            draw_float32_matrix(key.independent_member(i), d_T=d_T, d_C=d_C) for i in range(key.independent)
-        ]
+        keys = map(key.independent_member, range(key.independent))
+        drawn = [draw_float32_matrix(each, d_T=d_T, d_C=d_C) for each in keys]
         return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), key.subkey(TURNS))
 
     @property
@@ -281,9 +280,8 @@ class EpochMatrices:
         """The number, among the members of one matrix, of each place in `Messages.scores`."""
         numbers = self.messages.numbers
         bits = range(self.per_matrix.bit_length() - 1)
-        return sum(
-            (((numbers >> (MESSAGE_BITS - 1 - bit)) & 1) << bit for bit in bits), np.zeros_like(numbers)
-        )
+        shifted = ((numbers >> (MESSAGE_BITS - 1 - bit) & 1) << bit for bit in bits)
+        return sum(shifted, np.zeros_like(numbers))
 
     def message(self, use: KeyUse) -> int:
         """The message whose signs a member and a payload have together."""
@@ -323,11 +321,8 @@ class EpochMatrices:
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
-        return KeyUse(
-            member=index + len(self.W) * int(self._shared[place]),
-            payload=int(self._payloads[place]),
-            epoch=self.name,
-        )
+        member = index + len(self.W) * int(self._shared[place])
+        return KeyUse(member, int(self._payloads[place]), self.name)
 
     def leading_member(self, F: F64, *, payload: int = 0) -> int:
         """The member under which a text's F (d_T, d_C) scores highest, with a payload."""
@@ -426,10 +421,9 @@ class KeyMatrices:
         scores = [each.scores(self.visible(F)) for each in self.epochs]
         tops = [int(np.argmax(z)) for z in scores]
         # Bonferroni within a matrix, Šidák over the independent ones
-        p_values = [
-            min(float(ndtr(-z.flat[top])) * z.shape[1], 1.0) for z, top in zip(scores, tops, strict=True)
-        ]
-        highest = [float(z.flat[top]) for z, top in zip(scores, tops, strict=True)]
+        pairs = [*zip(scores, tops, strict=True)]
+        p_values = [min(float(ndtr(-z.flat[top])) * z.shape[1], 1.0) for z, top in pairs]
+        highest = [float(z.flat[top]) for z, top in pairs]
         best = min(range(len(scores)), key=lambda i: (p_values[i], -highest[i]))
         epoch, z = self.epochs[best], highest[best]
         index, place = divmod(tops[best], scores[best].shape[1])

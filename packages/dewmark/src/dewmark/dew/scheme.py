@@ -14,13 +14,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from dewmark import config
 from dewmark.arrays import F32, Mask
-from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.expected import read
@@ -36,9 +35,9 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, reader
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.words import VERSION
-from dewmark.types import Detection
+from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR
-from dewmark.workspace import NO_READER, HostInfo, Tokenized, Workspace
+from dewmark.workspace import NO_READER, HostInfo, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -68,29 +67,19 @@ class DEW(Scheme):
     takes_reader: ClassVar[bool] = True
     language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
-    k: int = 3
+    k: Annotated[int, "at least 1"] = 3
     """Context width: how many words before the scored one."""
-    alpha: float = 0.95
+    alpha: Annotated[float, "in (0, 1]"] = 0.95
     """Share of the sampler's randomness that comes from the key."""
-    m: int = 256
+    m: Annotated[int, "at least 1"] = 256
     """How many of the likeliest tokens are scored."""
-    flatten: float = 2.5
+    flatten: Annotated[float, "at least 1"] = 2.5
     """How many times the root mean square of all directions one direction of the text's evidence may have
     before the key test cuts it."""
     lexicon: str = "default"
     """The lexicon: ``default``, or a folder written by ``dewmark build-lexicon``."""
-    strength: float = STRENGTHS["free"]
+    strength: Annotated[float, "at least 0"] = STRENGTHS["free"]
     """λ, the most that a logit gains beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
-
-    def validate(self) -> None:
-        """Reject values out of range."""
-        check_rules(
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (0.0 < self.alpha <= 1.0, "alpha", "lie in (0, 1]", self.alpha),
-            (self.m >= 1, "m", "be at least 1", self.m),
-            (self.flatten >= 1.0, "flatten", "be at least 1", self.flatten),
-            (self.strength >= 0.0, "strength", "be exact, free, strong or a number from 0 on", self.strength),
-        )
 
     @property
     def languages(self) -> frozenset[str] | None:
@@ -102,12 +91,11 @@ class DEW(Scheme):
         strength = settings.get("strength")
         if isinstance(strength, str):
             try:
-                settings = settings | {
-                    "strength": STRENGTHS[strength] if strength in STRENGTHS else float(strength)
-                }
+                chosen = STRENGTHS[strength] if strength in STRENGTHS else float(strength)
             except ValueError:
                 said = f"strength must be exact, free, strong or a number from 0 on, got {strength!r}"
                 raise ConfigError(said) from None
+            settings = settings | {"strength": chosen}
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
@@ -187,9 +175,7 @@ class BoundDEW(BoundScheme):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self.reader = reader
-        self.W = W
-        self.uses = uses
+        self.reader, self.W, self.uses = reader, W, uses
         self.asked = AskedUse()
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
@@ -275,11 +261,7 @@ class BoundDEW(BoundScheme):
     # Marking
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> WordSession:
         """Start marking a batch of prompts (batch, length)."""
         import torch
@@ -362,13 +344,13 @@ class BoundDEW(BoundScheme):
         """Split texts into words."""
         return self.reader.tokenize(texts)
 
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[TextMatrix]:
+    def read(self, texts: Texts, prompts: Texts) -> Iterator[TextMatrix]:
         """The matrices of texts, each after its prompt."""
         reading = read(self.reader, self.expectations, texts, prompts)
         return text_matrices(reading, limit=self.scheme.flatten)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text."""
         matrices = self.read(texts, prompts)
@@ -382,11 +364,10 @@ class BoundDEW(BoundScheme):
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
         if reader_name(self) not in (None, NO_READER.name):
             raise ConfigError("a stream is followed word by word, without a reader: leave the reader out")
-        return SequentialDetector(
-            self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=self.scheme.flatten
-        )
+        limit = self.scheme.flatten
+        return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=limit)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
         if self.uses is not None and self.uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not find passages")

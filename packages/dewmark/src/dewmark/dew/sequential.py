@@ -157,11 +157,8 @@ class SequentialDetector:
             self.rows = _Rows(len(t), len(context), self._uses.count)
         rows = self.rows
         variance = float(t.astype(np.float64) @ t) * float(context.astype(np.float64) @ context)
-        if (
-            variance <= 0.0
-            or rows.count >= _MOST_WORDS
-            or (rows.count + 1) * self._uses.count > _MOST_NUMBERS
-        ):
+        full = rows.count >= _MOST_WORDS or (rows.count + 1) * self._uses.count > _MOST_NUMBERS
+        if full or variance <= 0.0:
             return
         row = rows.solve((rows.units @ t) * (rows.contexts @ context))
         left = variance - float(row @ row)

@@ -62,8 +62,7 @@ class Encoder(ABC):
     languages: frozenset[str] | None = None
 
     def __init__(self, *, device: str = "auto", progress: Progress = silent) -> None:
-        self.device = device
-        self.progress = progress
+        self.device, self.progress = device, progress
         self._lock = threading.RLock()
 
     @property

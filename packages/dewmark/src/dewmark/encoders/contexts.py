@@ -88,8 +88,7 @@ class WindowContexts(Contexts):
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, whitening: Whitening | None) -> None:
         self.encoder: Encoder = encoder
-        self.tokenizer = tokenizer
-        self.whitening = whitening
+        self.tokenizer, self.whitening = tokenizer, whitening
         self.dim = encoder.dim
         self._memo: dict[bytes, F32] = {}
 
@@ -120,11 +119,8 @@ def token_vectors(
         raw = load_bundle(path).arrays["rows"]
     except (ArtifactError, KeyError):
         raw = _encode_vocabulary(encoder, host, workspace)
-        save_bundle(
-            path,
-            meta={"encoder": encoder.identity, "tokenizer": host.tokenizer.identity},
-            arrays={"rows": raw},
-        )
+        meta = {"encoder": encoder.identity, "tokenizer": host.tokenizer.identity}
+        save_bundle(path, meta=meta, arrays={"rows": raw})
     rows = np.zeros(raw.shape, dtype=np.float16)
     for i in range(0, len(raw), _CHUNK):
         block = np.asarray(raw[i : i + _CHUNK], dtype=np.float32)
@@ -152,10 +148,8 @@ def ordinary_texts() -> list[str]:
 def register_texts() -> list[str]:
     """The package's own English texts, one per kind: registers of the web, and its openings by genre."""
     genres: dict[str, list[str]] = defaultdict(list)
-    for line in (
-        (resources.files("dewmark") / "data" / "openings.jsonl").read_text(encoding="utf-8").splitlines()
-    ):
-        opening = json.loads(line)
+    file = resources.files("dewmark") / "data" / "openings.jsonl"
+    for opening in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         genres[opening["genre"]].append(opening["prompt"])
     return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
 
@@ -196,9 +190,8 @@ def _fit_whitening(
     windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
     if encoding == "composed":
         table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
-        return Whitening.fit(
-            table[windows[i : i + _CHUNK]].mean(axis=1) for i in range(0, len(windows), _CHUNK)
-        )
+        starts = range(0, len(windows), _CHUNK)
+        return Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
     windows, blocks = np.unique(windows, axis=0), []
     for i in range(0, len(windows), _CHUNK):
         workspace.progress("encoding contexts", i, len(windows))

@@ -40,16 +40,7 @@ from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION, borrowed_rows, spelling
 from dewmark.workspace import Workspace
 
-__all__ = [
-    "ARRAYS",
-    "FREQUENT",
-    "FREQUENT_TIMES",
-    "LAYOUT",
-    "SIF",
-    "Lexicon",
-    "lexicon_folder",
-    "load_lexicon",
-]
+__all__ = ["ARRAYS", "FREQUENT", "LAYOUT", "MOST_TIMES", "SIF", "Lexicon", "lexicon_folder", "load_lexicon"]
 
 SIF = 3e-4
 """a: words of this frequency have weight 1/2."""
@@ -57,7 +48,7 @@ SIF = 3e-4
 FREQUENT = 1e-3
 """Words above this frequency are frequent: some 120 of a language."""
 
-FREQUENT_TIMES = 4
+MOST_TIMES = 4
 """How often a frequent word carries the mark within one text; other words do once.
 
 Unrelated texts share frequent words above all, and a mark that rewards a content word again and again makes a
@@ -109,7 +100,7 @@ class Lexicon:
         """p of every row (N + 1,), 0 for row 0."""
         self.weights: F32 = (SIF / (SIF + frequency)).astype(np.float32)
         """α of every row (N + 1,)."""
-        self.limits: I8 = np.where(frequency > FREQUENT, FREQUENT_TIMES, 1).astype(np.int8)
+        self.limits: I8 = np.where(frequency > FREQUENT, MOST_TIMES, 1).astype(np.int8)
         """How often the word of each row carries the mark within one text (N + 1,); 0 for row 0."""
         self._borrowed = functools.lru_cache(maxsize=1 << 16)(self._borrow)
         self.limits[0] = 0

@@ -47,12 +47,8 @@ class SentenceTransformerEncoder(Encoder):
         device: str = "auto",
     ) -> None:
         super().__init__(device=device)
-        self.name = name
-        self.identity = identity
-        self._source = source
-        self._revision = revision
-        self._prefix = prefix
-        self._dim = dim
+        self.name, self.identity, self._source, self._revision = name, identity, source, revision
+        self._prefix, self._dim = prefix, dim
         self._model: Any = None
 
     @property
@@ -70,12 +66,8 @@ class SentenceTransformerEncoder(Encoder):
         with self._lock:  # fast tokenizers must not be used by two threads at once
             model = self._loaded()
             for batch in _batches(texts):
-                found = model.encode(
-                    [texts[i] for i in batch],
-                    prompt=self._prefix or None,
-                    batch_size=_BATCH,
-                    show_progress_bar=False,
-                )
+                options = {"prompt": self._prefix or None, "batch_size": _BATCH, "show_progress_bar": False}
+                found = model.encode([texts[i] for i in batch], **options)
                 for i, row in zip(batch, found, strict=True):
                     rows[i] = row
         return np.stack(rows).astype(np.float32, copy=False)

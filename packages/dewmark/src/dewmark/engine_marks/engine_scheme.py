@@ -28,7 +28,8 @@ from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
 from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.types import Seeds
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 
 __all__ = ["RepeatedContexts", "support"]
 
@@ -119,27 +120,22 @@ class EngineBound(BoundScheme):
         """Apply the chosen test to one text's evidence."""
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         start: int | torch.Tensor = prompt_ids.shape[1]
         if self.reads_prompt:
             start = left_padding(prompt_ids, attention_mask, pad_id=self.host.tokenizer.pad_id)
-        windows = IdWindows(
-            vocab_size=self.host.vocab_size, width=self.width, filler=self.filler, start=start
-        )
+        size = self.host.vocab_size
+        windows = IdWindows(vocab_size=size, width=self.width, filler=self.filler, start=start)
         return self.open_session(windows, fresh_seeds(len(prompt_ids), seeds))
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         for evidence in self.evidence(texts, prompts):
             yield evidence, self.statistic(evidence, test=test)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' scored tokens."""
         return [self._evidence(*each) for each in zip(texts, prompts, strict=True)]
 

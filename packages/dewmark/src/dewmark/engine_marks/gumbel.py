@@ -88,9 +88,8 @@ class PhiloxHash:
                 word ^ (ids[:, start + i] if start + i < width else np.uint64(0xFFFFFFFF - i))
                 for i, word in enumerate(state)
             )
-            state = philox(
-                (a, b, c, d), (self._key[0] ^ np.asarray(np.uint64(start)), np.asarray(self._key[1]))
-            )
+            key = self._key[0] ^ np.asarray(np.uint64(start)), np.asarray(self._key[1])
+            state = philox((a, b, c, d), key)
         return state
 
     def uniforms(self, contexts: I64, tokens: I64) -> F32:

@@ -157,9 +157,8 @@ class _TournamentSession(Session):
         else:
             ids, logits = candidates.cpu().numpy(), logits.gather(1, candidates)
         layers = np.arange(self._bound.depth, dtype=np.uint32)
-        words = np.bitwise_or.reduce(
-            self._bound.bits(contexts.numpy(), ids).astype(np.uint32) << layers, axis=-1
-        )
+        bits = self._bound.bits(contexts.numpy(), ids).astype(np.uint32)
+        words = np.bitwise_or.reduce(bits << layers, axis=-1)
         packed = torch.from_numpy(words.view(np.int32)).to(scores.device)
         marked = tournament(logits.softmax(dim=1), packed, depth=self._bound.depth).log_()
         if candidates is not None:

@@ -175,19 +175,10 @@ class Host(ABC):
             rows = [[token for token in row if token not in special] for row, _ in written]
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
+            columns = zip(batch, texts, rows, batch_seeds, written, strict=True)
             finished = [
-                Generation(
-                    prompt=prompt,
-                    text=text,
-                    token_ids=tuple(row),
-                    seed=seed,
-                    scheme=marked_by,
-                    config_hash=config_hash,
-                    drafts=count,
-                )
-                for prompt, text, row, seed, (_, count) in zip(
-                    batch, texts, rows, batch_seeds, written, strict=True
-                )
+                Generation(prompt, text, tuple(row), seed, marked_by, config_hash, count)
+                for prompt, text, row, seed, (_, count) in columns
             ]
             done.extend(finished)
             if on_batch is not None:

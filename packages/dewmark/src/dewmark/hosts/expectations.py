@@ -34,15 +34,7 @@ from dewmark.hosts.base import Host
 from dewmark.text.cleaning import clean
 from dewmark.text.spelling import Spelling
 from dewmark.text.words import VERSION, cut, open_tail
-from dewmark.workspace import (
-    NO_READER,
-    Expectations,
-    ExpectedWords,
-    HostInfo,
-    Progress,
-    reader_folder,
-    silent,
-)
+from dewmark.workspace import NO_READER, Expectations, ExpectedWords, HostInfo, Progress, reader_in, silent
 
 if TYPE_CHECKING:
     import torch
@@ -143,8 +135,7 @@ class HostExpectations:
     ) -> None:
         self.name = info.name
         self.identity = f"{info.name} {info.identity} {_FORMAT}.{VERSION} {limit or ''}".rstrip()
-        self._limit = limit
-        self._info = info
+        self._limit, self._info = limit, info
         self._open_host = functools.cache(open_host)
         self._progress = progress
         self._numbers: dict[str, int] = {}
@@ -281,9 +272,8 @@ def _windows(
         if start == 0:
             context = _end_of(info, prompt, before)
         else:
-            context = cleaned.text[
-                ends[max(start - before, 0) - 1] if start > before else 0 : ends[start - 1]
-            ]
+            first = ends[start - before - 1] if start > before else 0
+            context = cleaned.text[first : ends[start - 1]]
         mine = tuple(
             place._replace(token=place.token - start, end=min(place.end - start, step))
             for place in places
@@ -350,7 +340,7 @@ def open_reader(
         return None
     if reader == NO_READER.name:
         return NO_READER
-    if (own_folder := reader_folder(reader)) is not None:
+    if (own_folder := reader_in(reader)) is not None:
         return own_folder
     if isinstance(reader, Host):
         own = reader

@@ -8,6 +8,7 @@ ASCII consist of several tokens that share offsets).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -40,9 +41,8 @@ _STOP_EVERY = 8  # of the ids of the ``sentences`` tokenizer, one ends a sentenc
 def tiny_tokenizer(vocab_size: int = 512, *, kind: Kind = "words") -> PreTrainedTokenizerBase:
     """A fast tokenizer with exactly ``vocab_size`` ids, the first four special."""
     backend = _byte_backend(vocab_size) if kind == "bytes" else _word_backend(vocab_size, kind=kind)
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in _SPECIAL.values()]
-    )
+    made = functools.partial(AddedToken, special=True, normalized=False)
+    backend.add_special_tokens([*map(made, _SPECIAL.values())])
     return PreTrainedTokenizerFast(tokenizer_object=backend, **_SPECIAL)  # type: ignore[no-untyped-call]
 
 

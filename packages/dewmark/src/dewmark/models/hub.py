@@ -65,9 +65,7 @@ def quiet_libraries() -> Iterator[None]:
     """Silence the libraries' progress bars and all log lines below an error, then restore both."""
     hub = require("huggingface_hub.utils", extra="encoders")
     bars = require("transformers.utils.logging", extra="encoders")
-    loggers = [
-        logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
-    ]
+    loggers = list(map(logging.getLogger, ("sentence_transformers", "transformers", "huggingface_hub")))
     levels = [logger.level for logger in loggers]
     shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
     for logger in loggers:

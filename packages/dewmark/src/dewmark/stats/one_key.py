@@ -257,8 +257,5 @@ def key_on_kind(z: F64, m: F32) -> KeyOnKind:
     if r == 0.0:
         return KeyOnKind(0.0, 0.0, math.sqrt(variance))
     precision = 1.0 / r + n / variance
-    return KeyOnKind(
-        mean=float(values.mean()) * n / variance / precision,
-        sd=math.sqrt(1.0 / precision),
-        spread=math.sqrt(variance),
-    )
+    mean = float(values.mean()) * n / variance / precision
+    return KeyOnKind(mean, math.sqrt(1.0 / precision), math.sqrt(variance))

@@ -33,9 +33,8 @@ class CheckOutcome:
     message: str = ""
 
     def __str__(self) -> str:
-        return f"{self.outcome:8}{self.check.replace('_', ' ')}" + (
-            f": {self.message}" if self.message else ""
-        )
+        reason = f": {self.message}" if self.message else ""
+        return f"{self.outcome:8}{self.check.replace('_', ' ')}{reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,8 @@ def describes_itself(trial: Trial) -> None:
     """A frozen dataclass with a name, a one-line summary, needs, a default for every field, and tests."""
     scheme = trial.scheme
     kind = type(scheme)
-    expect(
-        kind.name and kind.name == kind.name.strip().lower(), f"name: expected lower case, got {kind.name!r}"
-    )
+    name = kind.name
+    expect(name and name == name.strip().lower(), f"name: expected lower case, got {name!r}")
     expect(kind.summary and "\n" not in kind.summary, "summary: expected one line that describes the scheme")
     expect(isinstance(scheme.needs, Needs), f"needs: expected a Needs, got {type(scheme.needs).__name__}")
     expect(
@@ -125,16 +124,10 @@ def keeps_its_secret(trial: Trial) -> None:
         "meta of the state": json.dumps(dict(state.meta)),
         "a detection": repr(detection) + str(detection) + json.dumps(detection.to_dict(tokens=True)),
     }
-    forms = (
-        secret.hex(),
-        base64.b64encode(secret).decode().rstrip("="),
-        repr(secret)[2:-1],
-        str(list(secret)),
-    )
+    forms = (secret.hex(), base64.b64encode(secret).decode().rstrip("="), repr(secret)[2:-1], str([*secret]))
     for what, text in shown.items():
-        expect(
-            not any(form.lower() in text.lower() for form in forms), f"{what}: expected not to show the key"
-        )
+        shows = any(form.lower() in text.lower() for form in forms)
+        expect(not shows, f"{what}: expected not to show the key")
     for name, array in state.arrays.items():
         expect(
             secret not in array.tobytes(),
@@ -178,9 +171,7 @@ def batches_do_not_change_texts(trial: Trial) -> None:
     together = trial.write(prompts, trial.bound, tokens=_SHORT)
     for i, prompt in enumerate(prompts):
         alone = trial.write([prompt], trial.bound, tokens=_SHORT, first_seed=i)[0]
-        expect(
-            alone == together[i], f"row {i}: expected the same text in a batch of {len(prompts)} and alone"
-        )
+        expect(alone == together[i], f"row {i}: expected the same in a batch of {len(prompts)} and alone")
 
 
 def same_seeds_give_the_same_text(trial: Trial) -> None:
@@ -332,9 +323,7 @@ def short_texts_get_no_verdict(trial: Trial) -> None:
     """A text of one or two words is too short for a verdict."""
     for text in (" the", " the old"):
         found = trial.bound.detect(text)
-        expect(
-            found.verdict is Verdict.TOO_SHORT, f"{text!r}: expected 'too short', got {found.verdict.words!r}"
-        )
+        expect(found.verdict is Verdict.TOO_SHORT, f"{text!r}: expected too short, got {found.verdict.words}")
 
 
 def bad_calls_are_rejected(trial: Trial) -> None:
@@ -345,9 +334,7 @@ def bad_calls_are_rejected(trial: Trial) -> None:
     expect_error(lambda: detect("a text", fpr=1.5), ConfigError, "fpr = 1.5")
     expect_error(lambda: detect("a text", test="no such test"), UnknownNameError, "an unknown test")
     expect_error(
-        lambda: trial.bound.detect_batch(["one", "two"], prompts=["x"]),
-        InputError,
-        "two texts and one prompt",
+        lambda: trial.bound.detect_batch(["one", "two"], prompts=["x"]), InputError, "two texts, one prompt"
     )
 
 
@@ -363,9 +350,7 @@ def exported_detector_agrees(trial: Trial) -> None:
         host = dataclasses.replace(trial.host.info, embeddings=_no_weights)
         state = State(meta=bundle.meta, arrays=bundle.arrays)
         detector = trial.scheme.restore(state, host, trial.bound.fingerprint, trial.workspace)
-    expect(
-        detector.config_hash == trial.bound.config_hash, "config_hash: expected the one it was exported with"
-    )
+    expect(detector.config_hash == trial.bound.config_hash, "config_hash: expected that of the export")
     _expect_same(detector.detect_batch(texts), trial.bound.detect_batch(texts), "after export")
 
 

@@ -44,8 +44,7 @@ class Trial:
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory() if cache is None else None
         self.folder = Path(self._temporary.name) if self._temporary is not None else Path(str(cache))
-        self.scheme = scheme
-        self.tokens = tokens
+        self.scheme, self.tokens = scheme, tokens
         self.host = host_for(scheme)
         model = CachedModel(self.host)
         self.workspace = Workspace(
@@ -88,15 +87,11 @@ class Trial:
     @functools.cached_property
     def nulls(self) -> dict[str, list[str]]:
         """Unmarked texts by kind; careless p-values fail on the repetitive ones."""
-        rng = random.Random(1)
+        drawn, times = functools.partial(_random_ids, self.host, random.Random(1)), self.tokens // 40 + 1
         return {
             "the host's own text": _unmarked(self.host, self.tokens),
-            "random tokens": _decode(
-                self.host, [_random_ids(self.host, rng, self.tokens) for _ in range(TEXTS)]
-            ),
-            "repetitive text": _decode(
-                self.host, [_random_ids(self.host, rng, 40) * (self.tokens // 40 + 1) for _ in range(TEXTS)]
-            ),
+            "random tokens": _decode(self.host, [drawn(self.tokens) for _ in range(TEXTS)]),
+            "repetitive text": _decode(self.host, [drawn(40) * times for _ in range(TEXTS)]),
         }
 
     @functools.cached_property

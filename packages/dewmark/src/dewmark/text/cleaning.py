@@ -79,7 +79,9 @@ def clean(text: str) -> Cleaned:
             text, step = _apply(text, edits)
             steps.insert(0, step)
     if not text.isascii():
-        text = _same_alphabet(_unstyled(text))
+        if not styles().keys().isdisjoint(map(ord, set(text))):
+            text = text.translate(styles())
+        text = _same_alphabet(text)
     return Cleaned(_real_spaces(text), tuple(steps))
 
 
@@ -263,11 +265,6 @@ def styles() -> dict[int, str]:
     small = "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘꞯʀꜱᴛᴜᴠᴡxʏᴢ"
     found |= {ord(c): chr(ord("a") + i) for i, c in enumerate(small) if not c.isascii()}
     return found | {ord("ɑ"): "a", ord("ɡ"): "g"}
-
-
-def _unstyled(text: str) -> str:
-    plain = styles().keys().isdisjoint(map(ord, set(text)))
-    return text if plain else text.translate(styles())
 
 
 @dataclass(frozen=True, slots=True)

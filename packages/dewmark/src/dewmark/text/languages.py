@@ -165,10 +165,8 @@ class LanguagePolicy:
 
     def _read(self, shares: F64 | None, known: frozenset[str]) -> TextLanguage:
         best = _likeliest(shares)
-        allowed = self.every or _knows(shares, known | self.audited) is not False
-        return TextLanguage(
-            None if best == UNDETERMINED else best, _knows(shares, known), refused=not allowed
-        )
+        refused = not self.every and _knows(shares, known | self.audited) is False
+        return TextLanguage(None if best == UNDETERMINED else best, _knows(shares, known), refused)
 
 
 def _likeliest(shares: F64 | None) -> str:

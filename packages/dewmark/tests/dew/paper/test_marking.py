@@ -96,8 +96,7 @@ def test_short_texts_say_so(bound) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "empty"), (" \n\t", "empty"), ("a\ud800b", "surrogate at character 1")],
+    ("text", "message"), [("", "empty"), (" \n\t", "empty"), ("a\ud800b", "surrogate at character 1")]
 )
 def test_what_is_no_text_is_refused(bound, text, message) -> None:
     with pytest.raises(InputError, match=message):

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dewmark.dew.paper.null_distribution import (
-    alignment_sf,
-    beta_test,
-    saturated_variance,
-    sum_sf,
-    tanh_kernel,
-)
+from dewmark.dew.paper.null_distribution import alignment_sf, beta_test, sum_sf, tanh_kernel, tanh_variance
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import power_series
 
@@ -50,11 +44,11 @@ def test_saturated_variance_is_the_integral(gamma: float, n: int) -> None:
         return math.tanh(gamma * math.sqrt(n) * (2 * v - 1)) ** 2 * stats.beta.pdf(v, half, half)
 
     exact, _ = integrate.quad(integrand, 0, 1, points=[0.5], limit=400)
-    assert saturated_variance(gamma, n) == pytest.approx(exact, rel=1e-4)
+    assert tanh_variance(gamma, n) == pytest.approx(exact, rel=1e-4)
 
 
 def test_saturated_variance_tends_to_the_gaussian_one() -> None:
-    assert saturated_variance(0.5, 10**6) == pytest.approx(sum(tanh_kernel(0.5)), rel=1e-4)
+    assert tanh_variance(0.5, 10**6) == pytest.approx(sum(tanh_kernel(0.5)), rel=1e-4)
 
 
 def test_one_token_is_the_distribution_of_one_alignment() -> None:

@@ -84,14 +84,7 @@ def test_marked_logits_equal_algorithm_1(host, bag_encoder, tmp_path, mode) -> N
     rows, R_T, R_C = literal_tables(bound, KEY)
     e_C = (bound.hashed or bound.reader.contexts).vectors(ids[:, -3:].numpy())[0].astype(np.float64)
     expected = reference.insert(
-        logits[0].numpy().astype(np.float64),
-        e_C,
-        rows,
-        R_T=R_T,
-        R_C=R_C,
-        m=16,
-        lambda_=2.0,
-        gamma=0.5,
+        logits[0].numpy().astype(np.float64), e_C, rows, R_T=R_T, R_C=R_C, m=16, lambda_=2.0, gamma=0.5
     )
     np.testing.assert_allclose(marked[0].numpy(), expected, atol=1e-5)
     assert (marked != logits).sum() == 16

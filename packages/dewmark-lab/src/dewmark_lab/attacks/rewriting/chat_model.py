@@ -76,9 +76,8 @@ class _ChatRewrite(Attack, ChatSettings):
         """The cost of the requests to an endpoint; None if all answers are cached or the model is local."""
         if self.host is not None:
             return None
-        missing = self.chat.missing(
-            self.conversations(texts), seeds=seeds, max_new_tokens=self.max_new_tokens
-        )
+        asked = self.conversations(texts)
+        missing = self.chat.missing(asked, seeds=seeds, max_new_tokens=self.max_new_tokens)
         left = [texts[index] for index in missing if texts[index].strip()]  # blank texts are never sent
         return self.estimate(self.conversations(left), answers=left) if left else None
 

@@ -90,18 +90,14 @@ class Dipper(Attack):
     def _batch(self, texts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         from dewmark.decoding import Decoding
 
-        decoding = Decoding(
-            max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p
-        )
+        new = self.max_new_tokens
+        decoding = Decoding(max_new_tokens=new, temperature=self.temperature, top_p=self.top_p)
         chunked = [chunks(text, interval=self.interval) for text in texts]
         written = [""] * len(texts)
         for turn in range(max(map(len, chunked))):
             open_rows = [row for row, pieces in enumerate(chunked) if turn < len(pieces)]
             outputs = self.paraphraser.write(
-                [
-                    prompt(chunked[row][turn], ld=self.ld, od=self.od, context=written[row])
-                    for row in open_rows
-                ],
+                [prompt(chunked[i][turn], ld=self.ld, od=self.od, context=written[i]) for i in open_rows],
                 seeds=[seeds[row] for row in open_rows],
                 decoding=decoding,
                 first_step=turn * self.max_new_tokens,

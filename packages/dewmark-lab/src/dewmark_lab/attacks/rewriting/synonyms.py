@@ -153,9 +153,7 @@ class MaskedLM:
                 self.model = model.to(chosen).eval()
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise ModelError(
-                f"cannot load the masked language model {source.name}: {first}; {_REMEDY}"
-            ) from error
+            raise ModelError(f"cannot load the model {source.name}: {first}; {_REMEDY}") from error
         if tokenizer.mask_token_id is None:
             raise ConfigError(f"{source.name} has no mask token and cannot fill gaps: {_REMEDY}")
         self.tokenizer = HFTokenizer(tokenizer)

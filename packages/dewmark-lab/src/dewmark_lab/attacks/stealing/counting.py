@@ -109,9 +109,8 @@ def count_contexts(texts: Sequence[Sequence[int]], *, h: int, vocab_size: int) -
         raise InputError(f"no text has more than h = {h} tokens: give longer texts or a smaller h")
     of, after = np.concatenate(contexts), np.concatenate(tokens)
     # multiplying by an odd number scrambles the token's code, so that {a} → b differs from {b} → a
-    pairs, first, counts = np.unique(
-        of + codes[after] * 0x2545F4914F6CDD1D, return_index=True, return_counts=True
-    )
+    mixed = of + codes[after] * 0x2545F4914F6CDD1D
+    pairs, first, counts = np.unique(mixed, return_index=True, return_counts=True)
     return Counts(pairs, of[first], after[first], counts)
 
 
@@ -121,12 +120,8 @@ class StolenBoosts:
     def __init__(
         self, contexts: I64, starts: I64, tokens: I64, values: F32, *, rules: CountRules, vocab_size: int
     ) -> None:
-        self.contexts = contexts
-        self.starts = starts
-        self.tokens = tokens
-        self.values = values
-        self.rules = rules
-        self.vocab_size = vocab_size
+        self.contexts, self.starts, self.tokens, self.values = contexts, starts, tokens, values
+        self.rules, self.vocab_size = rules, vocab_size
         self._on: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     @property
@@ -215,13 +210,7 @@ def learn_boosts(marked: Counts, base: Counts, *, rules: CountRules, vocab_size:
 
 
 def _sorted_boosts(
-    marked: Counts,
-    place: I64,
-    ratio: F64,
-    kept: NDArray[np.bool_],
-    *,
-    rules: CountRules,
-    vocab_size: int,
+    marked: Counts, place: I64, ratio: F64, kept: NDArray[np.bool_], *, rules: CountRules, vocab_size: int
 ) -> StolenBoosts:
     """Clip, break ties and scale within each context, and sort by context."""
     order = np.flatnonzero(kept)[np.argsort(place[kept], kind="stable")]

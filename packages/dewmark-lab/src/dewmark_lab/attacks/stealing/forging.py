@@ -30,7 +30,8 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
-from dewmark.workspace import HostInfo, Progress, Tokenized, Workspace, silent
+from dewmark.types import Seeds
+from dewmark.workspace import HostInfo, Progress, Texts, Workspace, silent
 from dewmark_lab.attacks.stealing.counting import StolenBoosts
 from dewmark_lab.attacks.stealing.regression import Victim
 
@@ -68,9 +69,7 @@ class Forger(BoundScheme):
 
     tests: ClassVar[tuple[str, ...]] = ("none",)
 
-    def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
-    ) -> NoReturn:
+    def test_texts(self, texts: Texts, prompts: Texts, *, test: str, fpr: float) -> NoReturn:
         """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
@@ -89,23 +88,17 @@ class CountsForger(Forger):
                 "count with the attacker's own tokenizer"
             )
         super().__init__(Forgery(learned=boosts.identity, strength=strength), host, "")
-        self._boosts = boosts
-        self._strength = strength
+        self._boosts, self._strength = boosts, strength
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         return _CountsSession(self._boosts, self._strength)
 
 
 class _CountsSession(Session):
     def __init__(self, boosts: StolenBoosts, strength: float) -> None:
-        self._boosts = boosts
-        self._strength = strength
+        self._boosts, self._strength = boosts, strength
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) plus strength times boost; unchanged while the context is shorter than h."""
@@ -129,33 +122,25 @@ class DewForger(Forger):
         self._marking, self._strength = victim.under(W), strength
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         alignments = self._marking.follow_alignments(prompt_ids, attention_mask)
         bias = Bias(self._strength, self._gamma, _CANDIDATES)
         return BiasSession(bias, alignments, vocab_size=self.host.vocab_size)
 
 
+Originals = Mapping[int, Sequence[int]]
+
+
 class RewritingForger(Forger):
     """Rewrites the ``originals`` (token ids, by the row's seed) with a forger."""
 
     def __init__(
-        self,
-        forger: BoundScheme | None,
-        originals: Mapping[int, Sequence[int]],
-        host: HostInfo,
-        *,
-        fidelity: float,
+        self, forger: BoundScheme | None, originals: Originals, host: HostInfo, *, fidelity: float
     ) -> None:
         learned = "" if forger is None else forger.config_hash
         super().__init__(Forgery(learned=learned, fidelity=fidelity), host, "")
-        self._forger = forger
-        self._originals = originals
-        self._fidelity = fidelity
+        self._forger, self._originals, self._fidelity = forger, originals, fidelity
 
     @property
     def needs(self) -> Needs:
@@ -163,18 +148,13 @@ class RewritingForger(Forger):
         return Needs()
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start rewriting; each row's seed selects its original."""
         if seeds is None:
             raise ConfigError("a rewriter looks up its originals by seed: give one seed per row")
-        inner = (
-            None if self._forger is None else self._forger.session(prompt_ids, attention_mask, seeds=seeds)
-        )
+        forger = self._forger
+        inner = None if forger is None else forger.session(prompt_ids, attention_mask, seeds=seeds)
         rows = [self._originals[seed] for seed in seeds]
         return _RewriteSession(inner, rows, start=prompt_ids.shape[1], fidelity=self._fidelity)
 
@@ -183,9 +163,7 @@ class _RewriteSession(Session):
     def __init__(
         self, inner: Session | None, originals: Sequence[Sequence[int]], *, start: int, fidelity: float
     ) -> None:
-        self._inner = inner
-        self._originals = originals
-        self._start = start
+        self._inner, self._originals, self._start = inner, originals, start
         self._fidelity = fidelity
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -253,11 +231,7 @@ def generate_texts(
         progress(_PROGRESS, start, len(prompts))
         batch = slice(start, start + batch_size)
         made = host.generate(
-            prompts[batch],
-            scheme=scheme,
-            seeds=seeds[batch],
-            batch_size=batch_size,
-            decoding=decoding,
+            prompts[batch], scheme=scheme, seeds=seeds[batch], batch_size=batch_size, decoding=decoding
         )
         ids = [list(each.token_ids) for each in made]
         texts = [each.text for each in made]

@@ -140,9 +140,7 @@ def as_dew(victim: BoundScheme) -> Victim:
             "on: use method counts"
         )
     if not isinstance(victim, BoundDEW | BoundDewPaper):
-        raise ConfigError(
-            f"the embedding method attacks dew only, not {victim.scheme.name}: use method counts"
-        )
+        raise ConfigError(f"the embedding method attacks dew, not {victim.scheme.name}: use counts")
     return victim
 
 

@@ -400,9 +400,8 @@ class ForgeryJudge:
         if not humans:
             raise InputError("no human texts: the victim's threshold needs some")
         p_values, z, _ = _scores(victim, humans)
-        return cls(
-            victim, threshold_at(z, fpr=_LEVEL), len(humans), float(np.mean(np.array(p_values) < _LEVEL))
-        )
+        alarms = float(np.mean(np.array(p_values) < _LEVEL))
+        return cls(victim, threshold_at(z, fpr=_LEVEL), len(humans), alarms)
 
     def judge(self, texts: Sequence[str]) -> Judgement:
         """Score texts without their prompts, as a detector would see them."""

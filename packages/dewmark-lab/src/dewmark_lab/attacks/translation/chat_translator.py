@@ -62,9 +62,7 @@ class _ChatTexts(SentenceTranslator):
         return list(sentence.encode()[::4])
 
     def translate_sentences(self, sentences: Sequence[str], on_progress: OnProgress) -> list[str]:
-        order = sorted(
-            range(len(sentences)), key=lambda i: len(sentences[i])
-        )  # a batch ends with its longest
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # the longest last
         answers = self._chat.complete(
             [[self._system, {"role": "user", "content": sentences[i]}] for i in order],
             seeds=[0] * len(order),

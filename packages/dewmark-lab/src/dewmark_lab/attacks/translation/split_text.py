@@ -66,18 +66,14 @@ class SentenceTranslator(ABC):
         if len(sentence) <= self.longest or len(self.pieces(sentence)) <= self.longest:
             yield start, end
             return
-        left, right = _halves(
-            sentence, (_BREAK, _END, _PAUSE, _SPACE) if self.whole_texts else (_PAUSE, _SPACE)
-        )
+        places = (_BREAK, _END, _PAUSE, _SPACE) if self.whole_texts else (_PAUSE, _SPACE)
+        left, right = _halves(sentence, places)
         yield from self._split(text, start, start + left)
         yield from self._split(text, start + right, end)
 
 
 def batches_of(sizes: Sequence[int], *, room: int, most: int | None = None) -> Iterator[list[int]]:
-    """The places of items, small ones first, in batches of at most ``most``.
-
-    Their number times the last, largest size stays within ``room``.
-    """
+    """The places of items, small ones first, in batches of at most ``most`` that fit in ``room``."""
     batch: list[int] = []
     for place in sorted(range(len(sizes)), key=sizes.__getitem__):
         if batch and (len(batch) == most or (len(batch) + 1) * sizes[place] > room):

@@ -34,7 +34,7 @@ from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
 from dewmark_lab.schemes.host_reading import (
     HostReadings,
-    HostReadingScheme,
+    ReadingScheme,
     WeightedBound,
     entropy,
     open_model,
@@ -47,7 +47,7 @@ EXACT_LIMIT = 1024
 
 
 @dataclass(frozen=True)
-class EntropyScheme(HostReadingScheme):
+class EntropyScheme(ReadingScheme):
     """The parameters that both schemes share."""
 
     needs: ClassVar[Needs] = Needs(host_at_detection=True)

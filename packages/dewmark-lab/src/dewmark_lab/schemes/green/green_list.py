@@ -105,11 +105,9 @@ class BoundKGW(GreenBound):
         self.width = self.scheme.h - (self.scheme.hashing == "self")
 
     def start_session(self, prompts: PromptBatch) -> Session:
-        return (
-            SelfHashSession(prompts, self)
-            if self.scheme.hashing == "self"
-            else super().start_session(prompts)
-        )
+        if self.scheme.hashing == "self":
+            return SelfHashSession(prompts, self)
+        return super().start_session(prompts)
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
         """The windows (N, h), or for ``self`` the lowest rank in each and of its token (N,): (N, 1)."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -28,7 +28,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import Tokenized, Workspace
+from dewmark.workspace import Texts, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
@@ -78,13 +78,12 @@ class BoundMPAC(TokenBound):
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """Whether each pair agrees with the configured message, less 1/r, (N,)."""
-        agrees: F64 = (self.colours(contexts, tokens) == self.digits[self.positions(contexts)]).astype(
-            np.float64
-        )
+        digits = self.digits[self.positions(contexts)]
+        agrees: F64 = (self.colours(contexts, tokens) == digits).astype(np.float64)
         return agrees - self.share
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """The evidence for the configured message, and the test's result."""
         if test == "message":
@@ -105,10 +104,8 @@ class BoundMPAC(TokenBound):
             int(digit) << (i * int(math.log2(self.scheme.radix)))
             for i, digit in enumerate(votes.argmax(axis=1))
         )
-        tails = [
-            float(largest_count_pmf(int(row.sum()), self.scheme.radix)[int(row.max()) :].sum())
-            for row in votes
-        ]
+        radix = self.scheme.radix
+        tails = [float(largest_count_pmf(int(v.sum()), radix)[int(v.max()) :].sum()) for v in votes]
         return Message(value % (1 << self.scheme.bits), np.array(tails), votes)
 
     def _votes(self, text: Tokenized, prompt: Tokenized) -> I64:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -40,17 +39,17 @@ from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import (
     HostReadingBound,
     HostReadings,
-    HostReadingScheme,
+    ReadingScheme,
     open_model,
     weighted_bernoulli_pmf,
 )
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, secret_of
 
 _LOGIT_ROWS = 32  # of logits that are summarized at once
 _LEVELS = 128
@@ -64,7 +63,7 @@ _EMBEDDING_ROWS = 4096  # that are compared with the centres at once
 
 
 @dataclass(frozen=True)
-class PASA(HostReadingScheme):
+class PASA(ReadingScheme):
     """Keyed clusters of meaning."""
 
     name: ClassVar[str] = "pasa"
@@ -96,7 +95,7 @@ class PASA(HostReadingScheme):
         """Rebuild the bound scheme from a stored detector, which holds the clusters."""
         clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
         return BoundPASA(
-            self, host, fingerprint, secret=stored_secret(state), clusters=clusters, workspace=workspace
+            self, host, fingerprint, secret=secret_of(state), clusters=clusters, workspace=workspace
         )
 
 
@@ -147,13 +146,11 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         """−ln(1 − u) − 1 for histories (N, h) and tokens (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, self.clusters[tokens])) - 1.0
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The weighted matches of texts."""
         return self.evidence_for("weighted", texts, prompts)
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The clusters' own numbers for ``race``, matches with ζ otherwise."""
         if test == "race":
             return super().evidence(texts, prompts)
@@ -217,7 +214,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         for start in range(0, len(logits), _LOGIT_ROWS):
             part = logits[start : start + _LOGIT_ROWS].masked_fill(forbidden, -float("inf"))
             part = warp(part, decoding)
-            found = cluster_masses(part, clusters.expand(len(part), -1), scheme.clusters)
+            found = masses_of(part, clusters.expand(len(part), -1), scheme.clusters)
             masses[start : start + len(part)] = found.cpu().numpy()
         return masses
 
@@ -245,7 +242,7 @@ class ClusterSession(ReweightingSession):
         """Histories (batch, h) and the candidates' logits (batch, m) to new logits, same shape."""
         table = self._clusters.to(logits.device)
         clusters = table.expand(len(logits), -1) if candidates is None else table[candidates]
-        masses = cluster_masses(logits, clusters, self._count)
+        masses = masses_of(logits, clusters, self._count)
         pmf = auxiliary_distribution(masses, self._alpha)
         # an exponential race on probabilities: P(ζ) = pmf(ζ) over keys
         zeta = (pmf / self._hash.uniforms(contexts).log_().neg_()).argmax(dim=1, keepdim=True)
@@ -255,7 +252,7 @@ class ClusterSession(ReweightingSession):
         return logits + factors.log().gather(1, clusters)
 
 
-def cluster_masses(logits: torch.Tensor, clusters: torch.Tensor, count: int) -> torch.Tensor:
+def masses_of(logits: torch.Tensor, clusters: torch.Tensor, count: int) -> torch.Tensor:
     """Logits of tokens and their clusters, both (batch, m), to masses Q (batch, count + 1), float32."""
     masses = logits.new_zeros((len(logits), count + 1))
     return masses.scatter_add_(1, clusters, logits.softmax(dim=1))

@@ -13,7 +13,6 @@ authors' cost) follow Gamma(N) exactly.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,7 +30,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.workspace import Tokenized, Tokenizer, Workspace
+from dewmark.workspace import Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
@@ -85,13 +84,11 @@ class BoundSimKey(DistortionFreeBound):
         """−ln(1 − u) − 1 for contexts (N, 2), a code's index and value, and tokens (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """−ln(1 − v) − 1 for each token of the texts that shows a number no earlier token did."""
         return self.evidence_for("gamma", texts, prompts)
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores 1 + ln v for ``cost``, −ln(1 − v) − 1 otherwise."""
         codes, cuts = self._all_codes(texts, prompts)
         found = []
@@ -111,7 +108,7 @@ class BoundSimKey(DistortionFreeBound):
         p_value = float(gammainc(n, max(n - evidence.total, 0.0)))
         return Statistic(z_test(evidence).z, p_value, float(n))
 
-    def _all_codes(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> tuple[I64, I64]:
+    def _all_codes(self, texts: Texts, prompts: Texts) -> tuple[I64, I64]:
         """The codes of all texts' chunks, embedded in one call, and where each text but the first begins."""
         windows = [
             self.windows(text, prompt)[:: self.scheme.stride]

@@ -21,7 +21,6 @@ with the exact variance, and conservative, since the sum has lighter tails than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -36,7 +35,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
-from dewmark.workspace import Tokenized, Workspace
+from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
@@ -67,9 +66,7 @@ class BoundSynthID(DistortionFreeBound):
         mean: F64 = self.bits(contexts, tokens).mean(axis=1)
         return mean - 0.5
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The pairs, scored with the test's own weights of the layers."""
         if test != "weighted":
             return super().evidence_for(test, texts, prompts)

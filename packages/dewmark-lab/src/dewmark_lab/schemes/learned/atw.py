@@ -42,15 +42,9 @@ from dewmark.sampling import Session, check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
-from dewmark.workspace import HostInfo, Tokenized, Tokenizer, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
-from dewmark_lab.schemes.host_reading import (
-    HostReadings,
-    HostReadingScheme,
-    WeightedBound,
-    entropy,
-    open_model,
-)
+from dewmark_lab.schemes.host_reading import HostReadings, ReadingScheme, WeightedBound, entropy, open_model
 from dewmark_lab.schemes.learned.keyed_signs import (
     LAYER_ARRAYS,
     Layers,
@@ -61,7 +55,7 @@ from dewmark_lab.schemes.learned.keyed_signs import (
     keyed_signs,
     read_layers,
 )
-from dewmark_lab.schemes.token_schemes import PromptBatch, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, secret_of
 
 HIDDEN, OUTPUTS = 512, 384
 LONGEST = 1 << 14  # sum of weights with an exact distribution, whose cost grows with its square
@@ -74,7 +68,7 @@ _open_maps: weakref.WeakValueDictionary[tuple[object, ...], SemanticMap] = weakr
 
 
 @dataclass(frozen=True)
-class ATW(HostReadingScheme):
+class ATW(ReadingScheme):
     """The adaptive watermark."""
 
     name: ClassVar[str] = "atw"
@@ -121,7 +115,7 @@ class ATW(HostReadingScheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
         """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
-        secret, artifact = stored_secret(state), str(state.meta["artifact"])
+        secret, artifact = secret_of(state), str(state.meta["artifact"])
         encoded = None
         if "prefix_mean" in state.arrays:
             encoder = stored_encoder(state, workspace)
@@ -174,7 +168,7 @@ class BoundATW(WeightedBound):
         vectors = self.semantics.rows([row[:length] for row in prefixes])
         return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
         gates = self.position_weights(texts, prompts)
         return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
@@ -206,9 +200,7 @@ class BoundATW(WeightedBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The same pairs for all tests; ``weighted`` gives them other weights."""
         found = self.evidence(texts, prompts)
         return [balanced(evidence) for evidence in found] if test == "weighted" else found
@@ -333,9 +325,7 @@ class SemanticMap:
         """From the named arrays of an artifact or a stored detector."""
         layers = read_layers(arrays, np.float32)
         if encoded is None and len(table) != host.vocab_size:
-            raise VocabularyError(
-                f"the semantic table has {len(table)} tokens, the vocabulary {host.vocab_size}"
-            )
+            raise VocabularyError(f"the table has {len(table)} tokens, the vocabulary {host.vocab_size}")
         return cls(table, layers, artifact, encoded)
 
     @property

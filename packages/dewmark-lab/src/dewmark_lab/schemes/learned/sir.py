@@ -44,7 +44,7 @@ from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.spelling import Spelling
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.learned.keyed_signs import (
     LAYER_ARRAYS,
@@ -55,7 +55,7 @@ from dewmark_lab.schemes.learned.keyed_signs import (
     keyed_signs,
     read_layers,
 )
-from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, stored_secret
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, secret_of
 
 HIDDEN, OUTPUTS = 500, 300
 
@@ -113,7 +113,7 @@ class _SemanticScheme(TokenScheme):
             self,
             host,
             fingerprint,
-            secret=stored_secret(state),
+            secret=secret_of(state),
             transform=open_transform(encoder, artifact, state.arrays),
             labels=np.asarray(state.arrays["labels"], dtype=np.int64),
             artifact=artifact,
@@ -166,9 +166,7 @@ class BoundSIR(TokenBound):
     ) -> None:
         super().__init__(scheme, host, fingerprint, secret=secret)
         if len(labels) != host.vocab_size:
-            raise VocabularyError(
-                f"the artifact has labels for {len(labels)} ids, {host.name} has {host.vocab_size}"
-            )
+            raise VocabularyError(f"the artifact has {len(labels)} labels, {host.name} {host.vocab_size} ids")
         self.transform = transform
         self.labels = labels
         self.artifact_identity = artifact
@@ -189,7 +187,7 @@ class BoundSIR(TokenBound):
         chosen = contexts[np.arange(len(tokens)), self.places[tokens]]
         return (chosen * self.flips[tokens]).astype(np.float64)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, label) pairs; all contexts are encoded in one call."""
         size, reach = self.scheme.chunk, self.scheme.reach
         read = []
@@ -226,9 +224,7 @@ class BoundSIR(TokenBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The same pairs for all tests; ``mean`` weights each by its number of occurrences."""
         found = self.evidence(texts, prompts)
         if test != "mean":
@@ -260,9 +256,8 @@ class BoundSIR(TokenBound):
     def state(self) -> State:
         """The secret, the network and the labels. As secret as the key."""
         meta = {**named_encoder(self.transform.encoder), "artifact": self.artifact_identity}
-        return State(
-            meta=meta, arrays={**super().state().arrays, **self.transform.arrays, "labels": self.labels}
-        )
+        own = {**self.transform.arrays, "labels": self.labels}
+        return State(meta=meta, arrays={**super().state().arrays, **own})
 
 
 def _weights(contexts: I64, labels: I64, signs: I8) -> F64:
@@ -296,9 +291,8 @@ class Transform:
     def signs(self, contexts: Sequence[str]) -> I8:
         """Contexts (N) to signs (N, K), each −1 or 1; new contexts are encoded in one call."""
         names = [hashlib.blake2b(context.encode(), digest_size=16).digest() for context in contexts]
-        new = {
-            name: context for name, context in zip(names, contexts, strict=True) if name not in self._known
-        }
+        pairs = zip(names, contexts, strict=True)
+        new = {name: context for name, context in pairs if name not in self._known}
         found = {name: self._known[name] for name in names if name not in new}
         if new:
             rows = self.of_vectors(np.asarray(self.encoder.encode(list(new.values())), dtype=np.float64))
@@ -344,9 +338,8 @@ class ChunkSession(Session):
         self._places, self._flips = bound.places, bound.flips
         self._markable = torch.from_numpy(host.markable)
         self._padding = left_padding(prompts.ids, prompts.attention_mask, pad_id=host.tokenizer.pad_id)
-        self._rows = [
-            _Row(bound.token_texts, size=scheme.chunk, reach=scheme.reach) for _ in range(len(prompts))
-        ]
+        size = {"size": scheme.chunk, "reach": scheme.reach}
+        self._rows = [_Row(bound.token_texts, **size) for _ in range(len(prompts))]
         self._read = 0  # number of ids of each row that were read
         self._bias = torch.zeros((len(prompts), host.vocab_size))
 

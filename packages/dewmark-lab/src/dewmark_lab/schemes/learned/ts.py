@@ -16,7 +16,7 @@ for up to `EXACT_LIMIT` pairs; beyond that, and for ``z``, the normal approximat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -32,16 +32,10 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.pair_hash import below
-from dewmark_lab.schemes.token_schemes import (
-    PromptBatch,
-    TokenBound,
-    TokenScheme,
-    TokenSession,
-    stored_secret,
-)
+from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, secret_of
 
 HIDDEN = 64
 ARRAYS = tuple(f"{net}.{part}" for net in ("gamma", "delta") for part in ("A", "a", "B", "b"))
@@ -79,7 +73,7 @@ class TS(TokenScheme):
             self,
             host,
             fingerprint,
-            secret=stored_secret(state),
+            secret=secret_of(state),
             parameters=parameters,
             artifact=str(state.meta["artifact"]),
         )
@@ -125,7 +119,7 @@ class BoundTS(TokenBound):
         green = self.pair_hash.words(contexts, tokens) < self.limits[before]
         return np.asarray((green - self.parameters.gamma[before]) / self._deviation[before])
 
-    def position_weights(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> Iterator[F64]:
+    def position_weights(self, texts: Texts, prompts: Texts) -> Iterator[F64]:
         """√γ(1−γ) at each position (L,): with these weights, scores sum to G − Σγ."""
         for text, prompt in zip(texts, prompts, strict=True):
             yield self._deviation[self.windows(text, prompt)[:, 0]]
@@ -171,13 +165,13 @@ def token_parameters(artifact: Artifact, host: HostInfo, workspace: Workspace) -
         stored = load_bundle(path).arrays
         return TokenParameters(np.array(stored["gamma"]), np.array(stored["delta"]))
     except (ArtifactError, KeyError):
-        found = _evaluate(artifact.arrays, network_inputs(host.embeddings()))
+        found = _evaluate(artifact.arrays, inputs_of(host.embeddings()))
         arrays = {"gamma": found.gamma, "delta": found.delta}
         save_bundle(path, meta={"artifact": artifact.identity, "host": host.identity}, arrays=arrays)
         return found
 
 
-def network_inputs(embeddings: F32) -> F32:
+def inputs_of(embeddings: F32) -> F32:
     """A host's embedding table (vocab, d_T) to the networks' inputs (vocab + 1, d_T); the last row is 0."""
     centred = embeddings - embeddings.mean(axis=0, dtype=np.float64).astype(np.float32)
     scale = np.sqrt(np.mean(centred**2, axis=1, keepdims=True))

@@ -55,9 +55,7 @@ class Pool:
         fingerprint: str,
         must_exist: bool = False,
     ) -> None:
-        self.folder = folder
-        self.dim = dim
-        self.secret = secret
+        self.folder, self.dim, self.secret = folder, dim, secret
         self._cipher = AESGCM(secret)
         self._about = {"encoder": encoder, "dim": dim, "key_fingerprint": fingerprint}
         self._must_exist = must_exist

@@ -33,11 +33,11 @@ from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, check_
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
-from dewmark.types import Detection
+from dewmark.types import Detection, Seeds
 from dewmark.verdict import DEFAULT_FPR, verdict_of
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import Pool
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 
 _DEFAULT, _MEMORY = "default", "memory"
 
@@ -93,7 +93,7 @@ class WaterPool(Scheme):
         """Open the pool that a stored detector names or contains; the result detects but does not mark."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
         folder = state.meta.get("pool")
-        pool = self._open_pool(Path(folder) if folder else None, stored_secret(state), encoder, fingerprint)
+        pool = self._open_pool(Path(folder) if folder else None, secret_of(state), encoder, fingerprint)
         if folder is None:
             pool.take(np.asarray(state.arrays["entries"], dtype=np.uint8).tobytes())
         return BoundWaterPool(
@@ -112,10 +112,7 @@ class WaterPool(Scheme):
 
 
 class BoundWaterPool(BoundScheme):
-    """WaterPool for one master key and one vocabulary. Its pool grows with every output.
-
-    ``outputs`` derives the outputs' keys; a stored detector has none.
-    """
+    """WaterPool for one master key; ``outputs`` derives the outputs' keys, which stored detectors lack."""
 
     scheme: WaterPool
 
@@ -131,10 +128,7 @@ class BoundWaterPool(BoundScheme):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self.pool = pool
-        self._outputs = outputs
-        self._encoder = encoder
-        self._workspace = workspace
+        self.pool, self._outputs, self._encoder, self._workspace = pool, outputs, encoder, workspace
         self._marker = scheme.marker
         any_key = hashlib.blake2b(key=pool.secret, person=b"any", digest_size=32).digest()
         example = self._marker.bind(Key(any_key), host, workspace)
@@ -147,11 +141,7 @@ class BoundWaterPool(BoundScheme):
         return self._needs
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking prompts (batch, length), each row with its own key; call `finished` at the end."""
         rows = []
@@ -163,9 +153,8 @@ class BoundWaterPool(BoundScheme):
 
     def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
         """Register finished texts with the keys that their seeds gave them."""
-        written = [
-            (text, self._output_key(seed)) for text, seed in zip(texts, seeds, strict=True) if text.strip()
-        ]
+        pairs = zip(texts, seeds, strict=True)
+        written = [(text, self._output_key(seed)) for text, seed in pairs if text.strip()]
         if written:
             kept, keys = zip(*written, strict=True)
             self.pool.add(keys, kept, self._vectors(kept))
@@ -240,6 +229,5 @@ class PoolSession(Session):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""
-        return torch.cat(
-            [session(input_ids[i : i + 1], scores[i : i + 1]) for i, session in enumerate(self._rows)]
-        )
+        rows = (slice(i, i + 1) for i in range(len(self._rows)))
+        return torch.cat([mark(input_ids[i], scores[i]) for mark, i in zip(self._rows, rows, strict=True)])

@@ -22,7 +22,6 @@ is Binomial(N, 1/2) on unmarked text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -37,7 +36,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.workspace import Tokenized, Workspace
+from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
 from dewmark_lab.schemes.reweight.dipmark import DipSession, dip_factors, slot_masses, slots_of
@@ -73,9 +72,7 @@ class BoundUnbiased(DistortionFreeBound):
         """The scores ±1/2 that ``order`` sums, (N,)."""
         return (self.pair_hash.uniforms(contexts, tokens) >= 0.5).astype(np.float64) - 0.5
 
-    def evidence_for(
-        self, test: str, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> list[Evidence]:
+    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
         """For ``llr`` the host's likelihood ratios, for ``order`` the tokens' places in the order."""
         return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
 
@@ -88,7 +85,7 @@ class BoundUnbiased(DistortionFreeBound):
         p_value = math.exp(min(-evidence.log_mean, 0.0))
         return Statistic(ratio_z(evidence.log_mean), p_value, float(len(evidence)))
 
-    def _ratios(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def _ratios(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         host = self._open_model()
         logits = host.next_logits([prompt.text for prompt in prompts], [text.ids for text in texts])
         shares = np.arange(self.scheme.grid) / self.scheme.grid

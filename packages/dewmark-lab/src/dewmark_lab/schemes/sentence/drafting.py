@@ -177,9 +177,7 @@ class _DraftWriter:
         eos_ids: Sequence[int],
         forbidden: torch.Tensor,
     ) -> None:
-        self._model = model
-        self._drafts = drafts
-        self._decoding = decoding
+        self._model, self._drafts, self._decoding = model, drafts, decoding
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces or ()
         self._ends = frozenset(eos_ids)

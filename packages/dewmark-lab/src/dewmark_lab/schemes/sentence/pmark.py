@@ -29,17 +29,11 @@ from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 from dewmark.types import Detection, Verdict
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
-from dewmark_lab.schemes.sentence.semstamp import (
-    UNUSABLE,
-    GrowingText,
-    SentenceDrafts,
-    SentenceUnits,
-    key_stream,
-)
+from dewmark_lab.schemes.sentence.semstamp import UNUSABLE, GrowingText, SentenceDrafts, SentenceUnits, keyed
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace, encode
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 from dewmark_lab.sentences import sentences
 
 _MAX_CHANNELS = 64
@@ -79,7 +73,7 @@ class PMark(Scheme):
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> PMarkBound:
         space = _space(stored_encoder(state, workspace))
-        return PMarkBound(self, host, fingerprint, secret=stored_secret(state), space=space)
+        return PMarkBound(self, host, fingerprint, secret=secret_of(state), space=space)
 
 
 @dataclass(frozen=True)
@@ -100,9 +94,8 @@ class PMarkBound(SentenceUnits):
         self, scheme: PMark, host: HostInfo, fingerprint: str, *, secret: bytes, space: SentenceSpace
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self._secret = secret
-        self._space = space
-        self.directions = _orthonormal(key_stream(secret, "directions").normals(scheme.channels, space.dim))
+        self._secret, self._space = secret, space
+        self.directions = _orthonormal(keyed(secret, "directions").normals(scheme.channels, space.dim))
 
     def bits(self, number: int) -> F64:
         """The bits (b,) of a text's sentence of this number, counted from 0."""
@@ -118,14 +111,14 @@ class PMarkBound(SentenceUnits):
         return PMarkDrafts(prompts, self)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """``exact``: the number of agreements (default); ``soft``: the authors' soft count."""
         apply = _exact if test == "exact" else _soft
         for evidence in self._channels(texts):
             yield evidence, apply(evidence)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """Agreements less disagreements of each complete sentence."""
         return list(self._channels(texts))
 
@@ -148,7 +141,7 @@ class PMarkBound(SentenceUnits):
         secret = np.frombuffer(self._secret, dtype=np.uint8)
         return State(meta=named_encoder(self._space.encoder), arrays={"secret": secret})
 
-    def _channels(self, texts: Sequence[Tokenized]) -> Iterator[ChannelEvidence]:
+    def _channels(self, texts: Texts) -> Iterator[ChannelEvidence]:
         """The sentences of each text; all are embedded in one call."""
         found = [sentences(text.text) for text in texts]
         read = [

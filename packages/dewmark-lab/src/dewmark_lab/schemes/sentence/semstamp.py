@@ -35,12 +35,12 @@ from dewmark.errors import ArtifactError, ConfigError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
-from dewmark.types import Detection, Verdict
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.types import Detection, Seeds, Verdict
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace
-from dewmark_lab.schemes.token_schemes import stored_secret
+from dewmark_lab.schemes.token_schemes import secret_of
 from dewmark_lab.sentences import first_end, sentences
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class SentenceScheme(Scheme):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
         """Rebuild the bound scheme from a stored detector, which holds the space."""
         space = SentenceSpace.restored(state, workspace)
-        return SentenceBound(self, host, fingerprint, secret=stored_secret(state), space=space)
+        return SentenceBound(self, host, fingerprint, secret=secret_of(state), space=space)
 
     def bind_keys(self, keys: Sequence[Key], host: HostInfo, workspace: Workspace) -> Iterator[SentenceBound]:
         """Bind the scheme to several keys; sentences are embedded once for all of them."""
@@ -165,7 +165,7 @@ class SentenceBins(ABC):
         """Unit rows (N, r) to bins (N,), and their distance from the bin's border less the margin (N,)."""
 
 
-def key_stream(secret: bytes, purpose: str) -> KeyStream:
+def keyed(secret: bytes, purpose: str) -> KeyStream:
     """The secret's random numbers for one purpose."""
     return KeyStream(hashlib.blake2b(purpose.encode(), key=secret, digest_size=32).digest())
 
@@ -181,11 +181,7 @@ class SentenceUnits(BoundScheme):
     """A bound scheme that marks whole sentences, which are the units of its detections."""
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Not available: this scheme chooses between drafts of whole sentences."""
         raise ConfigError(
@@ -225,7 +221,7 @@ class SentenceBound(SentenceUnits):
             )
         self.partition: Partition = np.zeros((count, count), dtype=bool)
         for before in range(count):
-            order = key_stream(secret, f"after {before}").permutation(count)
+            order = keyed(secret, f"after {before}").permutation(count)
             self.partition[before, order[: self._accepted]] = True
 
     def drafts(self, prompts: Sequence[str]) -> SentenceDrafts:
@@ -233,14 +229,14 @@ class SentenceBound(SentenceUnits):
         return SentenceDrafts(prompts, self)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """``exact`` over random keys (the default), or the published ``z``."""
         apply = exact_test if test == "exact" else paper_test
         for evidence in self._transitions(texts, prompts):
             yield evidence, apply(evidence.counts, self.partition)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The transitions' scores.
 
         Bins are drawn without replacement, so two transitions from one bin exclude each other a little: their
@@ -270,9 +266,7 @@ class SentenceBound(SentenceUnits):
         kept: dict[str, NDArray[Any]] = {"secret": np.frombuffer(self._secret, dtype=np.uint8), **arrays}
         return State(meta=meta, arrays=kept)
 
-    def _transitions(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]
-    ) -> Iterator[TransitionEvidence]:
+    def _transitions(self, texts: Texts, prompts: Texts) -> Iterator[TransitionEvidence]:
         """The transitions of each text; all sentences are embedded in one call."""
         before = [_last_sentence(prompt.text) for prompt in prompts]
         found = [sentences(text.text) for text in texts]
@@ -434,7 +428,7 @@ class SemStamp(SentenceScheme):
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
         """The bins between the key's hyperplanes."""
-        normals = key_stream(secret, "hyperplanes").normals(self.dimensions, space.dim)
+        normals = keyed(secret, "hyperplanes").normals(self.dimensions, space.dim)
         return HyperplaneBins(normals / np.linalg.norm(normals, axis=1, keepdims=True), self.margin)
 
 
@@ -460,8 +454,7 @@ class HyperplaneBins(SentenceBins):
 
     def __init__(self, normals: F64, margin: float) -> None:
         self.count = 1 << len(normals)
-        self._normals = normals
-        self._margin = margin
+        self._normals, self._margin = normals, margin
 
     def assign(self, vectors: F32) -> tuple[I64, F64]:
         """The signs of the cosines as a number, and the least cosine's size less the margin."""
@@ -475,8 +468,7 @@ class CentroidBins(SentenceBins):
 
     def __init__(self, centroids: F32, margin: float) -> None:
         self.count = len(centroids)
-        self._centroids = centroids
-        self._margin = margin
+        self._centroids, self._margin = centroids, margin
 
     def assign(self, vectors: F32) -> tuple[I64, F64]:
         """The nearest centroid, and its lead over the next one less the margin."""

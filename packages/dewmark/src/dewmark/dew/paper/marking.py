@@ -47,9 +47,7 @@ class BiasSession(Session):
     """Adds a bias to the logits of a batch."""
 
     def __init__(self, bias: Bias, alignments: Alignments, *, vocab_size: int) -> None:
-        self._bias = bias
-        self._alignments = alignments
-        self._vocab_size = vocab_size
+        self._bias, self._alignments, self._vocab_size = bias, alignments, vocab_size
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) to marked logits, same shape."""

@@ -68,7 +68,7 @@ def alignment_sf(u: float, n: int) -> float:
     return float(special.betainc((n - 1) / 2.0, (n - 1) / 2.0, x))
 
 
-def saturated_variance(gamma: float, n: int) -> float:
+def tanh_variance(gamma: float, n: int) -> float:
     """E[tanh²(γU)] under the exact distribution in n dimensions (remark in appendix A.3), by quadrature."""
     x, mass = _null_distribution(gamma, n)
     return float(mass @ x**2)
@@ -108,7 +108,7 @@ def beta_test(evidence: Evidence, *, gamma: float, n: int) -> Statistic:
     normal = gaussian_test(evidence)
     if evidence.length > _LONGEST:
         return normal
-    z = evidence.total / math.sqrt(evidence.length * saturated_variance(gamma, n))
+    z = evidence.total / math.sqrt(evidence.length * tanh_variance(gamma, n))
     p_value = sum_sf(evidence.total, evidence.length, gamma=gamma, n=n)
     return Statistic(z=z, p_value=p_value, effective_length=normal.effective_length)
 

@@ -37,10 +37,7 @@ class Fold:
     """R_T R_Cᵀ (d_T, d_C), R_T R_Tᵀ (d_T, d_T), G = R_C R_Cᵀ (d_C, d_C), and n."""
 
     def __init__(self, product: F32, gram: F32, G: F32, n: int) -> None:
-        self._product = product
-        self._gram = gram
-        self.G = G
-        self.n = n
+        self._product, self._gram, self.G, self.n = product, gram, G, n
 
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int, kind: Kind, n: int | None) -> Fold:

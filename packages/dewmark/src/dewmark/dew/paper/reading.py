@@ -18,7 +18,7 @@ from dewmark.encoders.contexts import Contexts
 from dewmark.encoders.token_tables import rows_of
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.windows import ABSENT, windows_of
-from dewmark.workspace import HostInfo, Tokenized
+from dewmark.workspace import HostInfo, Texts, Tokenized
 
 __all__ = ["TokenReader"]
 
@@ -35,16 +35,13 @@ class TokenReader:
     """Reads the host's tokens; ``token_rows`` (vocab, d_T) is Ê_T."""
 
     def __init__(self, host: HostInfo, token_rows: F16, contexts: Contexts, *, k: int) -> None:
-        self.host = host
-        self.token_rows = token_rows
-        self.contexts = contexts
-        self.k = k
+        self.host, self.token_rows, self.contexts, self.k = host, token_rows, contexts, k
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """Split texts into the host's tokens, without markup and disguises."""
         return tokenize_cleaned(self.host.tokenizer, texts)
 
-    def read(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> TokenReading:
+    def read(self, texts: Texts, prompts: Texts) -> TokenReading:
         """Read texts, each after its prompt."""
         k = self.k
         windows, scored = [np.zeros((0, k), dtype=np.int64)], [np.zeros(0, dtype=bool)]
@@ -91,8 +88,7 @@ class HashedContexts(Contexts):
     """A pseudo-random unit vector per window, from the key and the window's ids."""
 
     def __init__(self, secret: bytes, dim: int) -> None:
-        self._secret = secret
-        self.dim = dim
+        self._secret, self.dim = secret, dim
 
     def secret_array(self) -> NDArray[np.uint8]:
         """The secret, for a stored detector. As secret as the key."""

@@ -15,13 +15,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
-from dewmark.config import check_rules
 from dewmark.core.keys import Key
 from dewmark.core.whitening import Whitening
 from dewmark.dew.paper.monte_carlo import monte_carlo_test
@@ -42,13 +41,14 @@ from dewmark.errors import ConfigError, VocabularyError
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.paper.marking import Alignments, Bias, TokenAligner
     from dewmark.sampling import Session
+    from dewmark.types import Seeds
 
 __all__ = ["BoundDewPaper"]
 
@@ -82,15 +82,15 @@ class DewPaper(Scheme):
     summary: ClassVar[str] = "the paper's scheme: a bias on tokens that align with the encoded context"
     needs: ClassVar[Needs] = Needs(embeddings=True, encoder=True)
 
-    lambda_: float = 2.0
+    lambda_: Annotated[float, "positive"] = 2.0
     """Strength λ of the bias: the most that a logit can gain."""
-    gamma: float = 0.5
+    gamma: Annotated[float, "positive"] = 0.5
     """Saturation γ: how fast tanh(γu) reaches its limits."""
-    k: int = 3
+    k: Annotated[int, "at least 1"] = 3
     """Context width: how many tokens before the scored one."""
-    m: int = 32
+    m: Annotated[int, "at least 1"] = 32
     """How many of the likeliest tokens are scored."""
-    n: int | None = None
+    n: Annotated[int | None, "at least 2"] = None
     """Projection dimensionality; by default max(d_T, d_C), for orthogonal projections lcm(d_T, d_C)."""
     projection: Literal["gaussian", "orthogonal"] = "gaussian"
     """The key's matrices: Gaussian R_T and R_C (section 3.1), or the isometric blocks of appendix B."""
@@ -108,14 +108,7 @@ class DewPaper(Scheme):
     """Another model whose input embeddings replace the host's (appendix C.2)."""
 
     def validate(self) -> None:
-        """Reject values out of range, and settings without effect."""
-        check_rules(
-            (self.lambda_ > 0.0, "lambda", "be positive", self.lambda_),
-            (self.gamma > 0.0, "gamma", "be positive", self.gamma),
-            (self.k >= 1, "k", "be at least 1", self.k),
-            (self.m >= 1, "m", "be at least 1", self.m),
-            (self.n is None or self.n >= 2, "n", "be at least 2", self.n),
-        )
+        """Reject settings without effect."""
         if not self.context_semantics and (self.context_encoding != "window" or self.whiten_contexts):
             raise ConfigError(
                 f"context_encoding and whiten_contexts have no effect with mode={self.mode}: leave them out"
@@ -240,10 +233,7 @@ class BoundDewPaper(BoundScheme):
         secret: bytes,
     ) -> None:
         super().__init__(scheme, reader.host, fingerprint)
-        self.reader = reader
-        self.fold = fold
-        self.source = source
-        self.hashed = hashed
+        self.reader, self.fold, self.source, self.hashed = reader, fold, source, hashed
         self.secret = secret
         # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
         d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
@@ -264,11 +254,7 @@ class BoundDewPaper(BoundScheme):
     # Marking
 
     def session(
-        self,
-        prompt_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
         """Start marking a batch of prompts (batch, length)."""
         from dewmark.dew.paper.marking import BiasSession
@@ -305,7 +291,7 @@ class BoundDewPaper(BoundScheme):
         return self.reader.tokenize(texts)
 
     def test_texts(
-        self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized], *, test: str, fpr: float
+        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
     ) -> Iterator[tuple[Evidence, Statistic]]:
         """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
         for evidence in self._score(self.reader.read(texts, prompts), centred=test not in PLAIN):
@@ -326,7 +312,7 @@ class BoundDewPaper(BoundScheme):
             return monte_carlo_test(evidence, score, n=n, kind=kind, secret=self.secret, level=fpr)
         return key_test(evidence)
 
-    def evidence(self, texts: Sequence[Tokenized], prompts: Sequence[Tokenized]) -> list[Evidence]:
+    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of texts, as the key test sees it."""
         return list(self._score(self.reader.read(texts, prompts), centred=True))
 

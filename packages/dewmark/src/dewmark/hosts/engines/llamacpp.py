@@ -47,13 +47,8 @@ def llamacpp_info(llm: Llama) -> HostInfo:
     stat = path.stat()
     # size and time instead of contents: reading gigabytes would delay every start
     stamp = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns} {tokenizer.identity}".encode()).hexdigest()
-    return HostInfo(
-        name=path.name,
-        identity=f"{path.name}@{stamp[:12]}",
-        vocab_size=tokenizer.size,
-        tokenizer=tokenizer,
-        embeddings=_no_embeddings,
-    )
+    identity = f"{path.name}@{stamp[:12]}"
+    return HostInfo(path.name, identity, tokenizer.size, tokenizer, _no_embeddings)
 
 
 def _no_embeddings() -> NoReturn:

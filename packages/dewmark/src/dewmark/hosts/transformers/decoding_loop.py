@@ -127,8 +127,7 @@ class CachedForward:
     """
 
     def __init__(self, model: CausalLM, mask: torch.Tensor | None) -> None:
-        self._model = model
-        self._mask = mask
+        self._model, self._mask = model, mask
         self._positions = None if mask is None else (mask.cumsum(dim=-1) - 1).clamp(min=0)
         self._cache: Any = None
         self._seen = 0
@@ -209,12 +208,8 @@ class NGrams:
 
 def block_repeats(scores: torch.Tensor, ngrams: Sequence[NGrams]) -> None:
     """Set the logits (batch, vocab) of tokens that would repeat an n-gram of their row to -inf, in place."""
-    pairs = [
-        (row, token)
-        for row, text in enumerate(ngrams)
-        for token in text.repeating()
-        if token < scores.shape[-1]
-    ]
+    vocab = scores.shape[-1]
+    pairs = [(row, token) for row, text in enumerate(ngrams) for token in text.repeating() if token < vocab]
     if pairs:
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(dim=1)
         scores[rows, tokens] = _MINUS_INF

@@ -53,14 +53,7 @@ def describe(source: ModelSource, progress: Progress | None = None) -> tuple[Hos
     def embeddings() -> F32:
         return _read_embeddings(resolve(source.name, weights=True, progress=progress), vocab_size)
 
-    info = HostInfo(
-        name=source.name,
-        identity=source.identity,
-        vocab_size=vocab_size,
-        tokenizer=tokenizer,
-        embeddings=embeddings,
-    )
-    return info, tokenizer
+    return HostInfo(source.name, source.identity, vocab_size, tokenizer, embeddings), tokenizer
 
 
 def info_from_model(
@@ -124,9 +117,7 @@ def chat_format_of(
         try:
             return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template raises whatever its author chose
-            raise InputError(
-                "the model's chat template rejects this conversation: change its roles"
-            ) from error
+            raise InputError("the model's chat template rejects this conversation: change roles") from error
 
     return ChatFormat(render, own_decoding(generation, name=name))
 
@@ -194,9 +185,8 @@ def _find_file(source: ModelSource, name: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(
-            source.location, name, _raise_exceptions_for_missing_entries=False, **source.options
-        )
+        options = {**source.options, "_raise_exceptions_for_missing_entries": False}
+        found = cached_file(source.location, name, **options)
     except OSError as error:
         raise load_error(source.name, error) from error
     return None if found is None else Path(found)

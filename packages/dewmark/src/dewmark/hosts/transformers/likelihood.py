@@ -9,7 +9,6 @@ Boundary: token ids in, logits out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -39,7 +38,8 @@ def completion_logits(
         for row, completion in zip(logits, chosen, strict=True):
             own = row[row.shape[0] - len(completion) :]
             if bool(torch.isnan(own).any()):
-                raise not_a_number(model)
+                name = type(model).__name__
+                raise NumericalError(f"{name} gives NaN in {model.dtype}: load the host with dtype='float32'")
             yield own
 
 
@@ -55,12 +55,7 @@ def _batch_logits(
     rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
     ids, mask = pad_left(rows, fill_id=fill_id, device=device)
     accepted = forward_parameters(model)
-    inputs: dict[str, Any] = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "return_dict": True,
-        "use_cache": False,
-    }
+    inputs = {"input_ids": ids, "attention_mask": mask, "return_dict": True, "use_cache": False}
     if "position_ids" in accepted:
         inputs["position_ids"] = (mask.cumsum(dim=-1) - 1).clamp(min=0)
     if "logits_to_keep" in accepted:
@@ -98,13 +93,6 @@ def batches(
         batch.append(i)
     if batch:
         yield batch
-
-
-def not_a_number(model: CausalLM) -> NumericalError:
-    """The error for logits that are NaN."""
-    return NumericalError(
-        f"{type(model).__name__} gives NaN in {model.dtype}: load the host with dtype='float32'"
-    )
 
 
 def device_type(device: torch.device) -> str:

@@ -214,10 +214,8 @@ class TransformersHost(Host):
             raise InputError(f"{what} contains token {max(ids)}, which {self.name} does not know: remove it")
 
     def _out_of_memory(self, what: str) -> ModelError:
-        return ModelError(
-            f"out of memory for {what} with {self.name}: use a smaller batch_size, fewer tokens or "
-            "dtype='bfloat16'"
-        )
+        remedy = "use a smaller batch_size, fewer tokens or dtype='bfloat16'"
+        return ModelError(f"out of memory for {what} with {self.name}: {remedy}")
 
 
 def load_host(
@@ -261,9 +259,8 @@ def _load_model(
         from transformers import AutoModelForCausalLM
 
         with quiet_libraries():
-            model: CausalLM = AutoModelForCausalLM.from_pretrained(
-                source.location, dtype=dtype, **source.options
-            )
+            opened = functools.partial(AutoModelForCausalLM.from_pretrained, source.location)
+            model: CausalLM = opened(dtype=dtype, **source.options)
             if device.type == "cuda":
                 share_keys(model)
             return model.to(device)

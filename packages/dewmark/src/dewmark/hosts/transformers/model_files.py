@@ -83,9 +83,7 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
 
 def load_error(name: str, error: Exception) -> ModelError:
     """A one-line error for whatever transformers raised while loading a host."""
-    return ModelError(
-        f"cannot load the host {name}: {_first_line(error)}; check the files, or choose another host"
-    )
+    return ModelError(f"cannot load the host {name}: {_first_line(error)}; check the files, or take another")
 
 
 def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> ModelSource:
@@ -214,9 +212,7 @@ def convert_gguf(
         raise
     except Exception as error:  # the readers and writers below raise many classes
         if "No space left" in str(error):
-            raise StorageError(
-                f"the disk is full at {folder.parent}: free some space and try again"
-            ) from error
+            raise StorageError(f"the disk is full at {folder.parent}: free some and try again") from error
         raise ModelError(
             f"cannot convert {gguf}: {_first_line(error)}; it may be damaged or of a kind that transformers "
             "cannot read"

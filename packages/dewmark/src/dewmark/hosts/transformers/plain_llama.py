@@ -16,18 +16,19 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 _WEIGHTS = "model.safetensors"
 
-Kept = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values (batch, heads, tokens, d)
-Parts = Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]  # a layer's weights and biases, by name
+Kept = tuple[Tensor, Tensor]  # a layer's keys and values (batch, heads, tokens, d)
+Parts = Mapping[str, tuple[Tensor, Tensor | None]]  # a layer's weights and biases, by name
 
 
 class LlamaOutput(NamedTuple):
     """What a forward pass returns, under the names of transformers."""
 
-    logits: torch.Tensor
+    logits: Tensor
     past_key_values: tuple[Kept, ...]
 
 
@@ -72,9 +73,9 @@ class PlainLlama(torch.nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: tuple[Kept, ...] | None = None,
         logits_to_keep: int = 0,
         use_cache: bool = True,
@@ -112,17 +113,12 @@ class PlainLlama(torch.nn.Module):
         return LlamaOutput(linear(last, self._head), tuple(cache))
 
     def _attend(
-        self,
-        layer: Parts,
-        x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        before: Kept | None,
-    ) -> tuple[torch.Tensor, Kept]:
+        self, layer: Parts, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, before: Kept | None
+    ) -> tuple[Tensor, Kept]:
         """Attention of ``x`` (batch, new, d) to itself and the tokens before it; all keys and values."""
         batch, new, _ = x.shape
 
-        def project(name: str) -> torch.Tensor:
+        def project(name: str) -> Tensor:
             return linear(x, *layer[name]).view(batch, new, -1, self._head_size).transpose(1, 2)
 
         queries, keys = _turned(project("q_proj"), *turn), _turned(project("k_proj"), *turn)
@@ -143,20 +139,20 @@ class PlainLlama(torch.nn.Module):
         )
         return linear(attended.transpose(1, 2).reshape(batch, new, -1), *layer["o_proj"]), kept
 
-    def _scaled(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _scaled(self, x: Tensor, weight: Tensor) -> Tensor:
         """``x`` (batch, new, d) divided by its root mean square in float32, times ``weight`` (d,)."""
         x = x.float()
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
         return weight * x.to(self.dtype)
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions: ``x`` (batch, heads, new, d), each half of d turned against the other."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _layer(weights: Mapping[str, torch.Tensor], number: int) -> Parts:
+def _layer(weights: Mapping[str, Tensor], number: int) -> Parts:
     names = [name for name in weights if name.startswith(f"model.layers.{number}.")]
     parts = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     return {part.split(".")[-1]: (weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts}

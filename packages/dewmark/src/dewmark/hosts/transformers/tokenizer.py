@@ -126,9 +126,7 @@ class HFTokenizer:
             if not row:
                 start = self.eos_id if self.bos_id is None else self.bos_id
                 if start is None:
-                    raise InputError(
-                        "the prompt is empty and this model has no begin-of-text token: give a prompt"
-                    )
+                    raise InputError("the prompt is empty and the model has no begin-of-text token: give one")
                 row = [start]
             rows.append(row)
         return rows
@@ -182,7 +180,7 @@ class HFTokenizer:
             expected = ids["identity"]
         except Exception as error:  # the backend raises bare Exceptions
             raise ArtifactError(
-                f"the tokenizer in {folder} is corrupt or incomplete: create it again"
+                f"the tokenizer in {folder} is corrupt or incomplete: make another"
             ) from error
         if tokenizer.identity != expected:
             raise ArtifactError(
@@ -259,9 +257,8 @@ def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a broken tokenizer.json raises a bare Exception
-        raise ModelError(
-            f"cannot load a tokenizer from {folder}: {str(error).splitlines()[0][:200]}"
-        ) from error
+        reason = str(error).splitlines()[0][:200]
+        raise ModelError(f"cannot load a tokenizer from {folder}: {reason}") from error
     return tokenizer
 
 
