@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 def comply(
     key: options.KeyFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the dossier here; resumed if stopped.")],
-    signer: Annotated[Path, typer.Option(metavar="FILE.pem", help="Sign with it (dewmark report key).")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write the dossier here; a stopped run is resumed.")
+    ],
+    signer: Annotated[
+        Path, typer.Option(metavar="FILE.pem", help="Sign it with this key (dewmark report key).")
+    ],
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -40,24 +44,36 @@ def comply(
     texts: Annotated[int, typer.Option(metavar="N", help="Openings to continue, marked and unmarked.")] = 24,
     chats: Annotated[int, typer.Option(metavar="N", help="Chat requests, marked and unmarked.")] = 12,
     per_language: Annotated[int, typer.Option(metavar="N", help="Prompts in each other language.")] = 4,
-    per_format: Annotated[int, typer.Option(metavar="N", help="Requests for code, JSON, labels each.")] = 4,
+    per_format: Annotated[
+        int, typer.Option(metavar="N", help="Requests for each of code, JSON and short labels.")
+    ] = 4,
     languages: Annotated[
         str, typer.Option(metavar="L,L,…", help="Languages besides English; empty for none.")
     ] = "de,es,fr,it,pt",
     negatives: Annotated[
-        list[str] | None, typer.Option(metavar="TEXTS", help="Your unmarked texts, a domain per file.")
+        list[str] | None,
+        typer.Option(metavar="TEXTS", help="Your own unmarked texts, a domain per file; repeatable."),
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:SET=VALUE,…]", show_default="those of no large model", help="Attack."),
+        typer.Option(
+            metavar="NAME[:SET=VALUE,…]",
+            show_default="those that need no large model",
+            help="Attack to measure; repeatable.",
+        ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", show_default="the host", help="Model to judge perplexity.")
+        str | None,
+        typer.Option(metavar="MODEL", show_default="the host", help="Model that judges perplexity."),
     ] = None,
     provider: Annotated[str | None, typer.Option(metavar="TEXT", help="Who provides the model.")] = None,
     contact: Annotated[str | None, typer.Option(metavar="TEXT", help="Where to ask for access.")] = None,
-    detector_url: Annotated[str | None, typer.Option(metavar="URL", help="Address of the detector.")] = None,
-    public_page: Annotated[str | None, typer.Option(metavar="URL", help="Page of the detector.")] = None,
+    detector_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the detector (dewmark serve).")
+    ] = None,
+    public_page: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the public detector's page.")
+    ] = None,
     quality: Annotated[
         Path | None, typer.Option(metavar="quality.json", help="The report of dewmark quality, to include.")
     ] = None,
@@ -119,7 +135,13 @@ def comply(
         given = read_given(watermark.scheme, **files, public_page=public_page)
         judging = None if judge is None else load_host(judge, device=device, dtype=dtype, progress=progress)
         measured = measure(
-            watermark, plan, out, chat=chat, negatives=unmarked, judge=judging, progress=progress
+            watermark,
+            plan,
+            out,
+            chat=chat,
+            negatives=unmarked,
+            judge=judging,
+            progress=progress,
         )
     bound = watermark.scheme
     access = signpost(

@@ -22,7 +22,8 @@ app = typer.Typer(help="Search, export and expire the query log.", no_args_is_he
 def find(
     text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
     similarity: Annotated[
-        float, typer.Option(metavar="S", help="Least similarity: 1 is the same words, 0.5 half the phrases.")
+        float,
+        typer.Option(metavar="S", help="Least similarity: 1 is the same words, 0.5 half of the phrases."),
     ] = 0.5,
     store: StoreUrl = None,
     json_: options.Json = False,

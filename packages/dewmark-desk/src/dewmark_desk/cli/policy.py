@@ -19,7 +19,9 @@ app = typer.Typer(help="Which parts of a text are marked, and the proof of it.",
 @app.command()
 def explain(
     text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
-    prompt: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt that texts may quote.")] = None,
+    prompt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The prompt, whose words a text may quote.")
+    ] = None,
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     key: options.OptionalKeyFile = None,
     json_: options.Json = False,
@@ -66,7 +68,9 @@ def prove_(
     out: Annotated[Path, typer.Option(metavar="PROOF.json", help="Write the figures here; no text.")],
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     host: options.Host = None,
-    requests: Annotated[int, typer.Option(min=3, max=240, help="JSON, tool calls, code, in thirds.")] = 200,
+    requests: Annotated[
+        int, typer.Option(min=3, max=240, help="JSON, tool calls and code, a third each.")
+    ] = 200,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 100,
     batch_size: options.BatchSize = 32,
     device: options.Device = "auto",

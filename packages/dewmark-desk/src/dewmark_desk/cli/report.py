@@ -19,7 +19,8 @@ app = typer.Typer(help="Sign detection reports, and verify signed documents.", n
 
 TextFile = Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")]
 Signer = Annotated[
-    Path, typer.Option("--signer", metavar="FILE.pem", help="Signing key (make one: dewmark report key).")
+    Path,
+    typer.Option("--signer", metavar="FILE.pem", help="Signing key (make one with: dewmark report key)."),
 ]
 KeyFiles = Annotated[
     list[Path] | None,
@@ -65,10 +66,18 @@ def sign(
     settings: options.Settings = None,
     prompt: options.Prompt = None,
     fpr: options.FalsePositiveRate = 0.01,
-    test: Annotated[str | None, typer.Option(metavar="NAME", help="Test, as in dewmark detect.")] = None,
-    issuer: Annotated[str | None, typer.Option(metavar="TEXT", help="Who issues it, by name.")] = None,
-    epoch: Annotated[str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if any.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Also write it as a page.")] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Who issues the report: a name or an address.")
+    ] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if you rotate keys.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Also write the report as a page to print.")
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -122,15 +131,20 @@ def sign(
 @app.command("verify")
 def verify_(
     document: Annotated[
-        Path, typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier.")
+        Path,
+        typer.Argument(metavar="FILE.jws | PAGE.html", help="A signed report, its page, or a dossier."),
     ],
     signer: Annotated[
-        list[Path], typer.Option(metavar="FILE.jwk", help="Trusted public key (JWK or JWK set); repeatable.")
+        list[Path],
+        typer.Option(metavar="FILE.jwk", help="Public key that you trust (JWK or JWK set); repeatable."),
     ],
     text: Annotated[
-        str | None, typer.Option(metavar="TEXTFILE", help="Check that it is about this text; - is stdin.")
+        str | None,
+        typer.Option(metavar="TEXTFILE", help="Also check that the report is about this text; - is stdin."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write it as a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write a valid report as a page to print.")
+    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Check a signed document: exit code 0 if it is authentic, 1 if not.
@@ -172,8 +186,12 @@ def verify_(
 
 @app.command()
 def seal(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder, such as a detector's page.")],
-    signer: Annotated[Path, typer.Option(metavar="FILE.pem", help="Sign with it (dewmark report key).")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder, such as a public detector's page.")
+    ],
+    signer: Annotated[
+        Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
+    ],
     quiet: options.Quiet = False,
 ) -> None:
     """Sign the files of a folder to be published, as seal.jws in it; dewmark report verify checks them."""

@@ -75,7 +75,11 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.toml", is_eager=True, callback=_read_config, help="Take options from this file."
+            "--config",
+            metavar="FILE.toml",
+            is_eager=True,
+            callback=_read_config,
+            help="Take options from this file.",
         ),
     ] = None,
     detector: Annotated[
@@ -95,7 +99,8 @@ def serve(
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="All keys of a folder: ID.key, and ID@LABEL.key.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Use all *.key files of a folder: ID.key, and ID@LABEL.key."),
     ] = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -108,7 +113,10 @@ def serve(
         ),
     ] = None,
     host_model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Also write marked text by this host (OpenAI's API).")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Also write: load this host and serve marked text over OpenAI's API."
+        ),
     ] = None,
     greedy: Annotated[
         str,
@@ -129,28 +137,44 @@ def serve(
     certificate: options.Certificate = None,
     certificate_key: options.CertificateKey = None,
     roots: options.Roots = None,
-    opt_out: Annotated[bool, typer.Option("--opt-out", help='Allow requests "mark": false.')] = False,
+    opt_out: Annotated[
+        bool, typer.Option("--opt-out", help='Let requests ask for an unmarked text: "mark": false.')
+    ] = False,
     reader: options.Reader = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, which share the detectors' tables.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of processes, which share the detectors' tables.")
+    ] = 1,
     store: StoreUrl = None,
     without_tokens: Annotated[
-        bool, typer.Option("--without-tokens", help="Require no token: whoever reaches the address may ask.")
+        bool,
+        typer.Option(
+            "--without-tokens", help="Require no token: everyone who can reach the address may ask anything."
+        ),
     ] = False,
     require_tokens: Annotated[
-        bool, typer.Option("--require-tokens", help="Require a token, even before the first one is made.")
+        bool,
+        typer.Option(
+            "--require-tokens", help="Require a token, even on loopback before the first one is made."
+        ),
     ] = False,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="Without tokens, answer this host; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="HOST", help="Host name under which a service without tokens answers; repeatable."
+        ),
     ] = None,
     log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="Log who asked about which text, by hashes (dewmark log).")
+        bool,
+        typer.Option("--log-queries", help="Log who asked about which text, as keyed hashes (dewmark log)."),
     ] = False,
     log_days: Annotated[float, typer.Option(metavar="N", help="Days that the query log keeps a row.")] = 90.0,
-    job_days: Annotated[float, typer.Option(metavar="N", help="Days that ended jobs are kept.")] = 7.0,
+    job_days: Annotated[
+        float, typer.Option(metavar="N", help="Days that an ended job and its results are kept.")
+    ] = 7.0,
     zero_retention: Annotated[
         bool,
         typer.Option(
@@ -169,16 +193,23 @@ def serve(
     provider: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Who runs this service, for reports and the signpost.")
     ] = None,
-    contact: Annotated[str | None, typer.Option(metavar="TEXT", help="Where to ask for access.")] = None,
-    public_url: Annotated[str | None, typer.Option(metavar="URL", help="Address of this service.")] = None,
+    contact: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Where to ask for access, for the signpost.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="This service's address as others reach it.")
+    ] = None,
     public_page: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where a page of dewmark detector export is published.")
+        str | None,
+        typer.Option(metavar="URL", help="Where the page of dewmark detector export --page is published."),
     ] = None,
     dossier: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
     ] = None,
     fpr: options.FalsePositiveRate = 0.01,
-    max_fpr: Annotated[float, typer.Option(metavar="P", help="The loosest level for requests.")] = 0.05,
+    max_fpr: Annotated[
+        float, typer.Option(metavar="P", help="The loosest level that a request may ask for.")
+    ] = 0.05,
     public_fpr: Annotated[
         float, typer.Option(metavar="P", help="The level for public tokens, or --fpr if that is smaller.")
     ] = 1e-4,

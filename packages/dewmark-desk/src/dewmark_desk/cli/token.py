@@ -41,20 +41,30 @@ def new(
     name: Annotated[str, typer.Option(metavar="TEXT", help="A note on what the token is for.")] = "",
     tenant: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", show_default="all", help="Restrict it to this tenant's keys; repeatable."),
+        typer.Option(
+            metavar="ID",
+            show_default="all",
+            help="Restrict it to this tenant's keys, to detect and to write; repeatable.",
+        ),
     ] = None,
     per_minute: Annotated[float, typer.Option(metavar="N", help="Texts per minute.")] = 600.0,
     budget: Annotated[
         int | None,
-        typer.Option(metavar="N", show_default="1,000 for detect-public, else any", help="Texts in total."),
+        typer.Option(
+            metavar="N", show_default="1,000 for detect-public, else unlimited", help="Texts in total."
+        ),
     ] = None,
     budget_bytes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", show_default="2,000,000 for detect-public, else any", help="Bytes of text in total."
+            metavar="N",
+            show_default="2,000,000 for detect-public, else unlimited",
+            help="Bytes of text in total.",
         ),
     ] = None,
-    unlimited: Annotated[bool, typer.Option("--unlimited", help="No budget, for detect-public too.")] = False,
+    unlimited: Annotated[
+        bool, typer.Option("--unlimited", help="No budget, for detect-public, too.")
+    ] = False,
     days: Annotated[
         float | None, typer.Option(metavar="N", show_default="never", help="Days until it expires.")
     ] = None,

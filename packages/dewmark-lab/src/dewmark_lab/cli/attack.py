@@ -25,16 +25,22 @@ def attack(
     ],
     texts: options.TextFiles = None,
     in_: Annotated[
-        Path | None, typer.Option("--in", metavar="A.jsonl", help="Attack each line's text (requires --out).")
+        Path | None,
+        typer.Option("--in", metavar="A.jsonl", help="Attack the text of each line (requires --out)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="B.jsonl", help="Write them here; a stopped run is resumed.")
+        Path | None,
+        typer.Option(metavar="B.jsonl", help="Write the lines of --in here; a stopped run is resumed."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter, e.g. --set r=0.5; repeatable."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a parameter of the attack, e.g. --set r=0.5; repeatable."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; with a text's id it decides what is random.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed; with a text's id it decides everything random.")
+    ] = 0,
     batch_size: options.BatchSize = 64,
     json_: options.Json = False,
     quiet: options.Quiet = False,

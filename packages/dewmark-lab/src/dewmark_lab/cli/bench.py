@@ -36,7 +36,9 @@ def marks(
     batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes.")] = "1,16,64,256",
     turn: Annotated[int, typer.Option(min=1, help="Steps of one mark before the next has its turn.")] = 5,
     repeats: Annotated[int, typer.Option(min=1, help="Number of rounds, after one warm-up round.")] = 8,
-    peers: Annotated[bool, typer.Option(help="Also time transformers' and vLLM's marks, if there.")] = True,
+    peers: Annotated[
+        bool, typer.Option(help="Also time the marks of transformers and vLLM, where installed.")
+    ] = True,
     threads: Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 keeps the default.")] = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

@@ -27,9 +27,14 @@ def build_lexicon(
         typer.Option("--out", metavar="DIR", help="Write to this new folder.", show_default="the cache"),
     ] = None,
     extend: Annotated[
-        str | None, typer.Option(metavar="LEXICON", help="Append to this lexicon, whose rows stay.")
+        str | None,
+        typer.Option(
+            metavar="LEXICON", help="Append to this lexicon; the rows that it has stay as they are."
+        ),
     ] = None,
-    host: Annotated[str | None, typer.Option(metavar="MODEL", help="Also prepare this host's trie.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Also prepare the trie of this host's tokenizer.")
+    ] = None,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,

@@ -22,20 +22,31 @@ if TYPE_CHECKING:
 
 def evaluate(
     positives: Annotated[
-        list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after an ATTACK.")
+        list[str] | None,
+        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Marked texts, after ATTACK if it is named."),
     ] = None,
     negatives: Annotated[
         list[str] | None,
-        typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Unmarked texts of the model, after an ATTACK."),
+        typer.Option(
+            metavar="[ATTACK=]FILE.jsonl",
+            help="Unmarked texts of the same model, after ATTACK if it is named.",
+        ),
     ] = None,
     human: Annotated[
         list[str] | None, typer.Option(metavar="[ATTACK=]FILE.jsonl", help="Human-written texts.")
     ] = None,
     scores: Annotated[
-        Path | None, typer.Option(metavar="SCORES.jsonl", help="Scores of dewmark reproduce, not files.")
+        Path | None,
+        typer.Option(
+            metavar="SCORES.jsonl",
+            help="Use the scores of a dewmark reproduce run instead of these files.",
+        ),
     ] = None,
     field: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="z, else score", help="Field of the score.")
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default="z, else score", help="Field that holds the score of a row."
+        ),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -44,7 +55,9 @@ def evaluate(
             help="Field that tells runs with different keys apart; thresholds then come from the other runs.",
         ),
     ] = None,
-    rates: Annotated[str, typer.Option("--fpr", metavar="R,R,…", help="Levels to test at.")] = "0.01,0.05",
+    rates: Annotated[
+        str, typer.Option("--fpr", metavar="R,R,…", help="Nominal false-positive rates.")
+    ] = "0.01,0.05",
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -52,7 +65,10 @@ def evaluate(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a report here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
+    ] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -78,7 +94,14 @@ def evaluate(
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
             )
-            rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
+            rows = score_files(
+                bound,
+                files,
+                seeds=seeds,
+                test=test,
+                batch_size=batch_size,
+                progress=progress,
+            )
     else:
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
@@ -90,8 +113,9 @@ def evaluate(
         found.save(out / "evaluation.json")
         named = [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in files]
         configuration: dict[str, Any] = {"files": named, "rates": levels}
-        about = {"title": "Evaluation", "table": ""}
-        write_report(out, **about, configuration=configuration, commands=[], rates=levels)
+        write_report(
+            out, title="Evaluation", table="", configuration=configuration, commands=[], rates=levels
+        )
         say(f"wrote {out / 'report.md'}, with figures next to it", quiet=quiet)
     if json_:
         emit(found.to_dict())

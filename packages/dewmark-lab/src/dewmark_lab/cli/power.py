@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, results, save_text, say, write
+from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
 from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
@@ -27,7 +26,8 @@ def power(
     fpr: options.FalsePositiveRate = 0.01,
     key: options.OptionalKeyFile = None,
     texts: Annotated[
-        Path | None, typer.Option(metavar="MARKED.jsonl", help="Marked texts, else a sample is written.")
+        Path | None,
+        typer.Option(metavar="MARKED.jsonl", help="Texts marked with --key; without it a sample is written."),
     ] = None,
     number: Annotated[int, typer.Option(min=4, help="Number of texts in the sample.")] = 16,
     tokens: Annotated[
@@ -44,7 +44,9 @@ def power(
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for power.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write power.json here; a detector's folder, say.")
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -65,7 +67,13 @@ def power(
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
-            secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
+            secret,
+            host=host,
+            scheme=scheme,
+            settings=settings,
+            progress=progress,
+            device=device,
+            dtype=dtype,
         )
         watermark.detector(reader=reader)  # a reader that cannot be used is an error before texts are written
         sample = [(each.text, each.prompt) for each in given if each.text.strip()]
@@ -89,7 +97,7 @@ def power(
     rows = [found.row(each) for each in lengths]
     summary = {**_summary(bound, found, rows), "strength": strength.to_dict()}
     if out is not None:
-        save_text(out / "power.json", json.dumps(summary, indent=1) + "\n")
+        save_json(out / "power.json", summary)
         say(f"wrote {out / 'power.json'}", quiet=quiet)
     if json_:
         emit(summary)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, check_writable, emit, save_text, say, write
+from dewmark.cli.terminal import Progress, check_writable, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,25 +24,35 @@ _CODES = {"within": 0, "exceeded": 1, "inconclusive": 3}
 
 def quality(
     key: Annotated[
-        list[Path] | None, typer.Option("--key", metavar="FILE", help="Key to measure, else fresh ones.")
+        list[Path] | None,
+        typer.Option(
+            "--key", metavar="FILE", help="Key to measure; repeatable. Without it, keys of its own."
+        ),
     ] = None,
-    keys: Annotated[int | None, typer.Option(min=1, show_default="4", help="Fresh keys to measure.")] = None,
+    keys: Annotated[
+        int | None, typer.Option(min=1, show_default="4", help="How many keys of its own to measure.")
+    ] = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     chat: Annotated[
-        bool, typer.Option("--chat/--continue", help="Answer in the host's template, or continue openings.")
+        bool,
+        typer.Option(
+            "--chat/--continue", help="Answer requests in the host's chat template, or continue openings."
+        ),
     ] = True,
     prompts: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.jsonl",
             show_default="requests or openings",
-            help="Prompts, answered once per key.",
+            help="Prompts to answer once per key.",
         ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Number of these prompts.")] = 50,
-    answers: Annotated[int, typer.Option(min=0, help="Answers to one prompt, for Self-BLEU; 0: none.")] = 8,
+    answers: Annotated[
+        int, typer.Option(min=0, help="Answers to one prompt under one key, for Self-BLEU; 0 for none.")
+    ] = 8,
     answered: Annotated[int, typer.Option(min=2, help="Number of prompts with so many answers.")] = 10,
     tasks: Annotated[
         str | None,
@@ -53,12 +62,18 @@ def quality(
             help="Tasks with checked answers: the package's, JSONL files of your own, or none.",
         ),
     ] = None,
-    items: Annotated[int | None, typer.Option(min=2, show_default="all", help="Items per task.")] = None,
+    items: Annotated[
+        int | None, typer.Option(min=2, show_default="all", help="Items of each task at most.")
+    ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Chat model that weighs each pair twice (slow).")
+        str | None,
+        typer.Option(metavar="MODEL", help="Chat model that weighs each pair in both orders (slow)."),
     ] = None,
     margin: Annotated[
-        list[str] | None, typer.Option(metavar="MEASURE=VALUE", help="Largest difference, e.g. nats=0.02.")
+        list[str] | None,
+        typer.Option(
+            metavar="MEASURE=VALUE", help="Largest difference to accept, e.g. nats=0.02; repeatable."
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Limit of tokens per text.")] = 200,
     temperature: options.OwnTemperature = None,
@@ -110,11 +125,18 @@ def quality(
         def open_judge() -> Host:
             return model if judge in (None, name) else hosts.load_host(judge, device=device, dtype=dtype)
 
-        name = scheme or "dew"
-        bound = [load_scheme(each, host=model, scheme=name, settings=parameters) for each in secrets]
-        folder = out / "work"
+        bound = [
+            load_scheme(each, host=model, scheme=scheme or "dew", settings=parameters) for each in secrets
+        ]
         run = QualityRun(
-            model, bound, decoding, folder, chat=chat, seed=seed, batch_size=batch_size, progress=progress
+            model,
+            bound,
+            decoding,
+            out / "work",
+            chat=chat,
+            seed=seed,
+            batch_size=batch_size,
+            progress=progress,
         )
         total = 2 * len(bound) * sum(suite.texts for suite in suites)
         say(f"{total:,} texts of at most {tokens} tokens, kept in {run.work}", quiet=quiet)
@@ -130,7 +152,7 @@ def quality(
         "judge": judge,
         **found.to_dict(),
     }
-    save_text(out / "quality.json", json.dumps(summary, indent=1) + "\n")
+    save_json(out / "quality.json", summary)
     save_text(out / "quality.md", quality_page(found, summary))
     say(f"wrote {out / 'quality.md'} and quality.json next to it", quiet=quiet)
     if json_:
@@ -152,14 +174,16 @@ def _keys(files: Sequence[Path] | None, number: int | None) -> list[Key]:
     return found
 
 
-def _suites(source: str, texts: int, answers: int, varied: int, tasks: str, items: int | None) -> list[Suite]:
+def _suites(
+    source: str, texts: int, answers: int, answered: int, tasks: str, items: int | None
+) -> list[Suite]:
     from dewmark_lab.prompt_sources import prompt_texts
     from dewmark_lab.quality.measuring import PROSE, VARIETY, Suite
     from dewmark_lab.quality.tasks import TaskItem, task_items
 
     if answers == 1:
         raise ConfigError("--answers must be 0 or at least 2: one answer cannot be compared")
-    varied = varied if answers else 0
+    varied = answered if answers else 0
     asked = [TaskItem(row["id"], row["text"]) for row in prompt_texts(source, max(texts, varied))]
     suites = [Suite(PROSE, asked[:texts])]
     suites += [Suite(VARIETY, asked[:varied], answers)] if answers else []

@@ -15,7 +15,11 @@ def radioactivity(
     key: options.KeyFile,
     source: Annotated[Path, typer.Option("--in", metavar="TEXTS.jsonl", help="What the suspect wrote.")],
     control: Annotated[
-        Path | None, typer.Option(metavar="TEXTS.jsonl", help="Texts without the mark, as before training.")
+        Path | None,
+        typer.Option(
+            metavar="TEXTS.jsonl",
+            help="Texts written without the mark: by the suspect before training, say.",
+        ),
     ] = None,
     settings: options.Settings = None,
     json_: options.Json = False,

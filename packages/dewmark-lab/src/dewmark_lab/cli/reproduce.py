@@ -36,7 +36,8 @@ def reproduce(
         int | None, typer.Option(min=2, show_default="the recipe's", help="Texts per scheme and seed.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, show_default="the recipe's", help="Seeds, each with its own texts.")
+        int | None,
+        typer.Option(min=1, show_default="the recipe's", help="Number of seeds, each with its own texts."),
     ] = None,
     keys: Annotated[
         str | None,
@@ -48,15 +49,23 @@ def reproduce(
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Labels, or dew, reader, surface, semantic, paper, all."),
+        typer.Option(
+            metavar="A,B,…", help="Rows: labels, or the groups dew, reader, surface, semantic, paper, all."
+        ),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
     ] = None,
-    stages: Annotated[str | None, typer.Option(metavar="A,B,…", help="Stages, e.g. generate,attack.")] = None,
-    host: Annotated[str | None, typer.Option(metavar="MODEL", help="Host instead of the recipe's.")] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Run only these stages, e.g. generate,attack."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Host model, instead of the recipe's.")
+    ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Model for perplexity, instead of the recipe's.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Model that measures perplexity, instead of the recipe's."),
     ] = None,
     llm: Annotated[
         str | None,
@@ -71,7 +80,8 @@ def reproduce(
         str | None, typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the recipe's.")
     ] = None,
     human: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, show_default="the recipe's", help="Tokens to write per text.")
@@ -88,10 +98,14 @@ def reproduce(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", show_default="reproduced/TABLE-PROFILE", help="For results.")
+        Path | None,
+        typer.Option(metavar="DIR", show_default="reproduced/TABLE-PROFILE", help="Write results here."),
     ] = None,
     work: Annotated[
-        Path | None, typer.Option(metavar="DIR", show_default="--out", help="For texts; tables can share it.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default="--out", help="Keep texts here; tables can share the folder."
+        ),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def retention(
     original: Annotated[Path, typer.Option(metavar="A.jsonl", help="Texts before they were rewritten.")],
-    rewritten: Annotated[Path, typer.Option(metavar="B.jsonl", help="Their rewrites, matched by id if any.")],
+    rewritten: Annotated[
+        Path, typer.Option(metavar="B.jsonl", help="Their rewrites, matched by id if all rows have one.")
+    ],
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,

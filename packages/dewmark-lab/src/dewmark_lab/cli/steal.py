@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, save_text, say, write
+from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.prompt_sources import OPENINGS, prompt_texts
 
@@ -23,18 +23,24 @@ if TYPE_CHECKING:
 def steal(
     marked: Annotated[Path, typer.Option(metavar="M.jsonl", help="Texts with the victim's mark.")],
     base: Annotated[Path, typer.Option(metavar="B.jsonl", help="Unmarked texts of the same host.")],
-    humans: Annotated[list[Path], typer.Option(metavar="H.jsonl", help="Human texts for the threshold.")],
+    humans: Annotated[
+        list[Path], typer.Option(metavar="H.jsonl", help="Human texts that set the threshold; repeatable.")
+    ],
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
-    method: Annotated[str, typer.Option(help="How to learn: counts, or embedding (assumes DEW).")] = "counts",
+    method: Annotated[
+        str,
+        typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW)."),
+    ] = "counts",
     mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[
         float | None, typer.Option(show_default="searched", help="Maximum bias of a logit; 0 is no attack.")
     ] = None,
     observed: Annotated[
-        int | None, typer.Option(show_default="all", help="Number of marked texts that the attacker saw.")
+        int | None,
+        typer.Option(show_default="all", help="Number of marked texts that the attacker has seen."),
     ] = None,
     texts: Annotated[int, typer.Option(help="Number of texts to forge or scrub.")] = 100,
     tokens: Annotated[int, typer.Option(help="Tokens per forged text.")] = 200,
@@ -43,14 +49,16 @@ def steal(
         typer.Option("--with", metavar="NAME=VALUE", help="Set another parameter of the attack; repeatable."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, not the package's own.")
+        Path | None,
+        typer.Option(metavar="IN.jsonl", help="Prompts for a spoof, instead of the package's own."),
     ] = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 50,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="For steal.json and texts.jsonl; a run is resumed.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write steal.json and texts.jsonl here; a stopped run is resumed."),
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -98,7 +106,7 @@ def steal(
         if out is not None:
             _save_texts(out, openers, result)
     if out is not None:
-        save_text(out / "steal.json", json.dumps(summary, indent=1) + "\n")
+        save_json(out / "steal.json", summary)
         say(f"wrote {out / 'steal.json'}", quiet=quiet)
     if json_:
         emit(summary)

@@ -19,10 +19,15 @@ _ENCODER = "use-m3"
 
 def train(
     scheme: Annotated[str, typer.Argument(metavar="SCHEME", help=f"One of: {', '.join(TRAINERS)}.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the artifact here; resumed if stopped.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write the artifact here; a stopped training is resumed.")
+    ],
     host: options.Host = None,
     encoder: Annotated[
-        str | None, typer.Option(metavar="MODEL", show_default=_ENCODER, help="A name, a folder or a hub id.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", show_default=_ENCODER, help="Encoder: a packaged name, a folder, or a hub id."
+        ),
     ] = None,
     texts: Annotated[
         Path | None,
@@ -33,7 +38,10 @@ def train(
         ),
     ] = None,
     lexicon: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Bilingual lexicon for xsir: word, tab, word.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Bilingual lexicon for xsir: two words per line, separated by a tab."
+        ),
     ] = None,
     contexts: Annotated[
         str,
@@ -43,7 +51,9 @@ def train(
         ),
     ] = "composed",
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, show_default="the scheme's own", help="Steps.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, show_default="the scheme's own", help="Training steps.")
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     json_: options.Json = False,

@@ -28,10 +28,15 @@ def train_reader(
             show_default="smollm2-135m",
         ),
     ] = None,
-    languages: Annotated[str, typer.Option(metavar="CODES", help="Languages of the requests.")] = "en",
-    number: Annotated[int, typer.Option(min=40, help="Answers and continuations of each host.")] = 10_000,
+    languages: Annotated[
+        str, typer.Option(metavar="CODES", help="Languages that the hosts are asked in.")
+    ] = "en",
+    number: Annotated[
+        int, typer.Option(min=40, help="Answers and continuations of each host, half of each.")
+    ] = 10_000,
     texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read these too: JSONL, or paragraphs.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read these texts too: JSONL with a text per line, or paragraphs."),
     ] = None,
     lexicon: Annotated[str, typer.Option(metavar="NAME|DIR", help="The lexicon that is read.")] = "default",
     epochs: Annotated[int, typer.Option(min=1, help="How often each text is read in training.")] = 12,
@@ -79,7 +84,12 @@ def train_reader(
             for each in (None, *answers):  # None: continuations
                 share = number // (2 * len(answers) if each else 2 if answers else 1)
                 source = HostTexts(
-                    info, _always(host), cache=cache_dir(), seed=seed, progress=progress, requests=each
+                    info,
+                    _always(host),
+                    cache=cache_dir(),
+                    seed=seed,
+                    progress=progress,
+                    requests=each,
                 )
                 data += examples(source.take(share, least=share), reader, words, progress=progress)
             data += examples(own, reader, words, progress=progress)

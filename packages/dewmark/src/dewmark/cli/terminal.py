@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-__all__ = ["Progress", "check_writable", "emit", "printable", "results", "save_text", "say", "write"]
+__all__ = [
+    "Progress",
+    "check_writable",
+    "emit",
+    "printable",
+    "results",
+    "save_json",
+    "save_text",
+    "say",
+    "write",
+]
 
 # C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
@@ -170,3 +180,8 @@ def save_text(path: Path, text: str) -> None:
 
     with storage.atomic_write(path) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
+
+
+def save_json(path: Path, data: object) -> None:
+    """Write a JSON file atomically."""
+    save_text(path, json.dumps(data, indent=1) + "\n")
