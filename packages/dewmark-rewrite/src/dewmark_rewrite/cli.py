@@ -16,7 +16,7 @@ from dewmark.errors import ConfigError, InputError
 from dewmark.storage import append_jsonl, atomic_write
 
 if TYPE_CHECKING:
-    from dewmark import Watermark
+    from dewmark import Detector, Watermark
     from dewmark_rewrite.paraphrase import ChatEndpoint
     from dewmark_rewrite.rewriting import Review, Rewritten
     from dewmark_rewrite.thesaurus import Candidate

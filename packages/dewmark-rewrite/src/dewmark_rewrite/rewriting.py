@@ -110,8 +110,8 @@ class Options:
 class Rewritten:
     """A rewritten text, its changes in the order of their choice, and the detector before and after.
 
-    ``words`` are those of the original, ``changed`` how many of them are different now. ``member`` of the key's
-    ring marked it.
+    ``words`` are those of the original, ``changed`` how many of them are different now. ``member`` of the
+    key's ring marked it.
     """
 
     text: str

@@ -70,6 +70,19 @@ class TestAddedWords:
         assert ("truly easy", "easy") not in found
 
     @pytest.mark.parametrize(
+        ("text", "pair"),
+        [
+            ("They painted the legal bridge of their own town.", ("legal", "very legal")),
+            ("They painted the bridge of their own town and told their friends.", ("friends", "own friends")),
+            ("The old laws plagued the town for years.", ("plagued", "now plagued")),
+            ("The old bridges were trapped in the cold ice.", ("trapped", "now trapped")),
+            ("They turn the data into useful information for us.", ("information", "data")),
+        ],
+    )
+    def test_no_degree_of_what_has_none_no_now_in_the_past_no_word_twice(self, text, pair):
+        assert pair not in offered(text)
+
+    @pytest.mark.parametrize(
         "text",
         [
             "Our new plans",
