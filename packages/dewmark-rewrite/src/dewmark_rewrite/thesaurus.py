@@ -137,6 +137,8 @@ class Thesaurus:
                     old = text[span.start : span.end]
                     if new.casefold() == old.casefold() or any(span.overlaps(other) for other in protected):
                         continue
+                    if begins and i == 0 and new in _NUMBERS:
+                        continue
                     new = new[0].upper() + new[1:] if i == 0 or old[0].isupper() else new
                     found.append(Candidate(span.start, span.end, old, new))
         return list(dict.fromkeys(found))
@@ -439,7 +441,7 @@ def _number_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:
         return True
     rest = itertools.dropwhile(lambda token: token.tag in ("AJ0", "AV0", "ORD"), tagged[i + 1 :])
     noun = next(rest, None)
-    return noun is not None and noun.tag == _NUMBERS[new] and noun.text.islower()
+    return noun is not None and noun.tag == _NUMBERS[new] and noun.text.islower() and noun.text.isalpha()
 
 
 def _may_be_added(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:

@@ -141,6 +141,11 @@ class TestOrder:
         found = offered("We saw the plan and the old bridges there.")
         assert {("the", "these"), ("the", "this")} <= found
         assert not {("the", "these"), ("the", "those")} & offered("We saw the old plan there.")
+        assert ("the", "these") not in offered("We saw the company's plans there.")
+
+    def test_this_refers_to_something_before_it(self):
+        assert ("The", "This") in offered("It rained. The old plan of theirs was good.")
+        assert ("The", "This") not in offered("The old plan of theirs was good.")
 
 
 class TestProtection:
