@@ -67,6 +67,8 @@ _FINITE = frozenset(
 )  # verbs of a clause
 _SUBJECTS = frozenset({"he", "she", "they", "we", "I", "you", "it"})
 _PLURALS = {"person": "people"}
+_DEGREES = frozenset({"extremely", "highly", "quite", "rather", "very"})
+_ABSOLUTE = ("al", "ary", "ic")  # endings of most adjectives that have no degrees
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ class Thesaurus:
                     old = text[span.start : span.end]
                     if new.casefold() == old.casefold() or any(span.overlaps(other) for other in protected):
                         continue
+                    if begins and i == 0 and new in _NUMBERS:
+                        continue
                     new = new[0].upper() + new[1:] if i == 0 or old[0].isupper() else new
                     found.append(Candidate(span.start, span.end, old, new))
         return list(dict.fromkeys(found))
@@ -151,8 +155,9 @@ class Thesaurus:
         lemma = token.lemma.lower()
         if not _inflects(lemma, inflection, token.text.lower()):
             return
+        here = {each.lemma.lower() for each in tagged}  # a word twice in a sentence reads badly
         for other in self._groups[kind].get(lemma, ()):
-            new = _inflected(other, inflection)
+            new = None if other in here else _inflected(other, inflection)
             if new and _same_part(token.text, new, inflection) and _agrees(tagged, i, new, other, inflection):
                 yield i, new
 
@@ -185,7 +190,7 @@ class Thesaurus:
         if before.text[0].isalpha() and not _named(tagged, i):
             for place in _places(before, here):
                 for other in self._groups["+"].get(place, ()):
-                    if other not in (here.text, before.text) and _article_fits(tagged, i, other):
+                    if _article_fits(tagged, i, other) and _may_be_added(tagged, i, other):
                         yield i, f"{other} {here.text}"
 
     def _left_out(self, tagged: Sequence[TaggedWord], i: int) -> Iterator[tuple[int, str]]:
@@ -436,7 +441,15 @@ def _number_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:
         return True
     rest = itertools.dropwhile(lambda token: token.tag in ("AJ0", "AV0", "ORD"), tagged[i + 1 :])
     noun = next(rest, None)
-    return noun is not None and noun.tag == _NUMBERS[new] and noun.text.islower()
+    return noun is not None and noun.tag == _NUMBERS[new] and noun.text.islower() and noun.text.isalpha()
+
+
+def _may_be_added(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:
+    """Whether a word fits before token i: not twice in a sentence, no "now" in the past, no "very legal"."""
+    before, here = tagged[i - 1], tagged[i]
+    past = here.tag == "VVD" or before.tag in ("VBD", "VHD")
+    absolute = here.tag == "AJ0" and new in _DEGREES and here.text.endswith(_ABSOLUTE)
+    return not (absolute or (past and new == "now") or any(token.text.lower() == new for token in tagged))
 
 
 def _article_fits(tagged: Sequence[TaggedWord], i: int, new: str) -> bool:

@@ -70,6 +70,19 @@ class TestAddedWords:
         assert ("truly easy", "easy") not in found
 
     @pytest.mark.parametrize(
+        ("text", "pair"),
+        [
+            ("They painted the legal bridge of their own town.", ("legal", "very legal")),
+            ("They painted the bridge of their own town and told their friends.", ("friends", "own friends")),
+            ("The old laws plagued the town for years.", ("plagued", "now plagued")),
+            ("The old bridges were trapped in the cold ice.", ("trapped", "now trapped")),
+            ("They turn the data into useful information for us.", ("information", "data")),
+        ],
+    )
+    def test_no_degree_of_what_has_none_no_now_in_the_past_no_word_twice(self, text, pair):
+        assert pair not in offered(text)
+
+    @pytest.mark.parametrize(
         "text",
         [
             "Our new plans",
@@ -128,6 +141,11 @@ class TestOrder:
         found = offered("We saw the plan and the old bridges there.")
         assert {("the", "these"), ("the", "this")} <= found
         assert not {("the", "these"), ("the", "those")} & offered("We saw the old plan there.")
+        assert ("the", "these") not in offered("We saw the company's plans there.")
+
+    def test_this_refers_to_something_before_it(self):
+        assert ("The", "This") in offered("It rained. The old plan of theirs was good.")
+        assert ("The", "This") not in offered("The old plan of theirs was good.")
 
 
 class TestProtection:
