@@ -202,6 +202,16 @@ def test_a_word_without_spaces_ends_where_no_unit_goes_on(lending) -> None:
     assert spelled("é", "é", "AA") == [row_of("ééaa")] != [0]
 
 
+def test_units_end_inside_of_tokens_and_characters_come_in_parts() -> None:
+    pieces = ["中", "国中", "\ufffd", "\ufffd", " \ufffd", "国", ""]
+    trie = build_trie(_MANY, pieces, special={6}, split={(2, 3): "國", (4, 3): "国"})
+    assert ended(trie, [0, 1, 5]) == [row_of("中国"), row_of("中国")]
+    assert ended(trie, [0, 2, 3, 0, 4, 3]) == [row_of("中国"), row_of("中"), row_of("国")]
+    assert ended(trie, [2, 3, 1]) == [row_of("国"), row_of("国"), row_of("中")]
+    (listed,) = np.flatnonzero(trie.keys == push(trie, CLOSED, 0)[0] * len(trie.breaks) + 1)
+    assert trie.rows[trie.targets[listed]] == row_of("中国")  # as a candidate it extends 中
+
+
 def texts(*names: str) -> list[str]:
     files = [file for name in names for file in sorted((DATA / name).iterdir(), key=lambda file: file.name)]
     return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
