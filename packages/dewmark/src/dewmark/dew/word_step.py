@@ -75,6 +75,7 @@ class WordTables:
             whole = np.concatenate((array, np.array(last, dtype=np.int64)), dtype=np.int64, casting="unsafe")
             return torch.from_numpy(whole).to(device)
 
+        self.parts = torch.from_numpy(trie.parts.astype(np.int64)).to(device)
         self.keys = on_device(trie.keys, np.iinfo(np.int64).max)
         self.targets = on_device(trie.targets, UNKNOWN)
         self.after_break, self.inner, self.rows = map(on_device, (trie.after_break, trie.inner, trie.rows))
@@ -101,7 +102,7 @@ class WordTables:
 
         ``states`` broadcast to the tokens' shape.
         """
-        keys = states * self.vocab_size + tokens
+        keys = states * len(self.breaks) + tokens
         at = torch.searchsorted(self.keys, keys)  # the last key is larger than any
         spelled, factors = self.spelled[states], self.factors[tokens]
         grown = (spelled * factors + self.terms[tokens]) % SPELLINGS + (len(self.rows) - 2 * SPELLINGS)
@@ -189,6 +190,9 @@ class WordStates:
 
     def push(self, ids: torch.Tensor) -> None:
         """Append ids (batch, count) to the texts; negative ones are no tokens."""
+        if self.tables.parts.shape[1] > 1:
+            parts = self.tables.parts[ids.clamp_min(0)].masked_fill(ids.unsqueeze(2) < 0, -1)
+            ids = parts.flatten(1)
         if self.tables.kernels:
             push_words(self.tables, self.state, ids)
             return
@@ -197,7 +201,8 @@ class WordStates:
     def push_in_torch(self, ids: torch.Tensor) -> None:
         """`push` without kernels."""
         for tokens in ids.unbind(1):
-            self._push(tokens)
+            if tokens.device.type != "cpu" or bool((tokens >= 0).any()):
+                self._push(tokens)
 
     def _push(self, tokens: torch.Tensor) -> None:
         tables, state = self.tables, self.state.open

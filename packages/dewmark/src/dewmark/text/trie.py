@@ -11,14 +11,15 @@ prefix (`dewmark.text.words.spelling`), once for each kind of script. One step f
     else, if neither is -1     the spelling spelled[state] · factors[token] + terms[token] mod P
     else                       UNKNOWN
 
-`push` is that rule for one text; engines apply it to whole batches with gathers.
+A token that was written is pushed by its ``parts``: each character of a script without spaces is one, because
+a word may end after any of them. A candidate needs the first word alone: it is listed as far as it extends
+the open word. Tokens that are part of a character lead to states of their own.
 
 Words are those of `dewmark.text.words`, forms and apostrophes included. `ENDED` is the state after a word and
 one sign that joins letters ("bridge." or "bridge'"): letters directly after it make a longer word. After a
-token that is part of a character, or that both ends the open word and begins another ("e of"), or is of
-letters in another style, the state is UNKNOWN until the next break. Chinese, Japanese and Thai words are
-`CUT`: a token that does not lead to a longer beginning of a unit starts another word, where `words` now and
-then cuts inside of a token.
+token that both ends the open word and begins another ("e of"), or is of letters in another style, or part of
+a character that is in no unit, the state is UNKNOWN until the next break. Chinese, Japanese and Thai words
+are `CUT`: a part that does not lead to a longer beginning of a unit starts another word, as in `words`.
 
 Boundary: numpy arrays of states and rows; no vectors, no keys. Time to build is linear in the prefixes of the
 forms, which are matched against the pieces level by level.
@@ -29,8 +30,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +50,7 @@ from dewmark.text.words import (
     borrowed_rows,
     form_of,
     open_tail,
+    simplified,
     spelling,
     spellings,
     units,
@@ -61,13 +64,14 @@ CLOSED, UNKNOWN, ENDED = 0, 1, 2
 CUT = -2  # the spelling of a state whose word any token ends that does not extend it
 
 _FIRST = 3  # the state of the first prefix
-_LAYOUT = 2  # of cached files
+_LAYOUT = 3  # of cached files
 
 
 @dataclass(frozen=True)
 class Trie:
-    """E transitions between S states over V tokens; see the module for the rule of one step.
+    """E transitions between S states over V tokens and parts; see the module for the rule of one step.
 
+    ``parts`` (``vocab_size``, m) are the parts of each token, -1 behind them; the tokens are parts too.
     ``keys`` (E,) are state * V + token, sorted, and ``targets`` (E,) the states that they lead to.
     ``breaks``, ``after_break`` and ``inner`` (V,) describe tokens that end the open word: the state after
     them, and the row of a whole word inside them (0 for one that is not listed, -1 for none).
@@ -77,6 +81,7 @@ class Trie:
     states are the spellings, first those of scripts with spaces.
     """
 
+    parts: I32
     keys: I64
     targets: I32
     breaks: NDArray[np.bool_]
@@ -89,30 +94,9 @@ class Trie:
     vocab_size: int
 
     @property
-    def first_spelling(self) -> int:
-        """The state of the spelling 0."""
-        return len(self.rows) - 2 * SPELLINGS
-
-    @property
     def opens(self) -> NDArray[np.bool_]:
         """Whether a word is open in each state (S,)."""
         return ~np.isin(np.arange(len(self.rows)), (CLOSED, ENDED))
-
-    def push(self, state: int, token: int) -> tuple[int, list[int]]:
-        """The state after a token, and the rows of the words that it ends, in order."""
-        key = state * self.vocab_size + token
-        place = int(np.searchsorted(self.keys, key))
-        if place < len(self.keys) and self.keys[place] == key:
-            return int(self.targets[place]), []
-        spelled, factor = int(self.spelled[state]), int(self.factors[token])
-        if not self.breaks[token] and spelled != CUT:
-            if min(spelled, factor) < 0:
-                return UNKNOWN, []
-            return self.first_spelling + (spelled * factor + int(self.terms[token])) % SPELLINGS, []
-        ended = [int(self.rows[state])] if state not in (CLOSED, ENDED) else []
-        if self.inner[token] >= 0:
-            ended.append(int(self.inner[token]))
-        return int(self.after_break[token]), ended
 
 
 def load_trie(
@@ -126,8 +110,10 @@ def load_trie(
     except ArtifactError:
         pass
     workspace.progress("building the trie", 0, 1)
-    pieces = Spelling(tokenizer, vocab_size).pieces
-    built = build_trie(forms, pieces, special=tokenizer.special_ids)
+    spelled = Spelling(tokenizer, vocab_size)
+    characters = sorted(set(map(chr, simplified())).union(*forms, *units()))
+    split = spelled.split(filter(_ALL_UNSPACED.match, characters))
+    built = build_trie(forms, spelled.pieces, special=tokenizer.special_ids, split=split)
     with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
         _save(built, path)
     workspace.progress("building the trie", 1, 1)
@@ -147,15 +133,22 @@ def _read(path: Path) -> Trie:
         raise ArtifactError(f"{path} contains no trie: delete it and run again") from None
 
 
-def build_trie(forms: Sequence[str], pieces: Sequence[str], *, special: Collection[int]) -> Trie:
-    """The trie of a tokenizer's pieces (`Spelling.pieces`) over forms; ``special`` tokens end a word."""
-    states = _States.of(forms)
-    effects = _Effects.of(pieces, frozenset(special), states)
-    before, tokens, targets = _transitions(states, effects)
-    vocab_size = len(pieces)
-    keys = before * vocab_size + tokens
+def build_trie(
+    forms: Sequence[str], pieces: Sequence[str], *, special: Collection[int], split: Split | None = None
+) -> Trie:
+    """The trie of a tokenizer's pieces (`Spelling.pieces`) over forms; ``special`` tokens end a word.
+
+    ``split`` are the characters that the tokenizer cuts, by the ids that write them.
+    """
+    parts, named = _parts(pieces, special, {ids[0] for ids in split or ()})
+    steps = _steps({(parts[ids[0]].max(), *ids[1:]): each for ids, each in (split or {}).items()})
+    states = _States.of(forms, steps)
+    effects = _Effects.of(named, frozenset(special), states, steps)
+    before, tokens, targets = _transitions(states, effects, steps)
+    keys = before * len(named) + tokens
     keys, first = np.unique(keys, return_index=True)
     return Trie(
+        parts=parts,
         keys=keys,
         targets=targets[first].astype(np.int32),
         breaks=effects.breaks,
@@ -165,7 +158,7 @@ def build_trie(forms: Sequence[str], pieces: Sequence[str], *, special: Collecti
         spelled=states.spelled,
         factors=effects.factors,
         terms=effects.terms,
-        vocab_size=vocab_size,
+        vocab_size=len(pieces),
     )
 
 
@@ -259,17 +252,19 @@ class _States(NamedTuple):
     row_of: dict[str, int]
 
     @classmethod
-    def of(cls, forms: Sequence[str]) -> _States:
+    def of(cls, forms: Sequence[str], steps: Steps) -> _States:
         row_of = {form: row for row, form in enumerate(forms, start=1)}
-        tree = _PrefixTree.of([*forms, *(unit for unit in units() if unit not in row_of)])
+        others = (unit for unit in units() if unit not in row_of)
+        tree = _PrefixTree.of([*forms, *others, *(after for _, _, after in steps)])
         size = len(tree.parents)
         nodes = np.zeros(size, dtype=np.int32)
         nodes[tree.ends[: len(forms)]] = np.arange(1, len(forms) + 1)
         found, plain, cut = spellings(tree.parents, tree.characters)
         joins = np.isin(tree.characters, [ord(sign) for sign in _JOINING_SIGNS]) & (nodes == 0)
+        joins |= tree.characters >= _MARK
         lent = (nodes == 0) & (found >= 0) & ~plain & ~joins
         nodes[lent] = borrowed_rows(found[lent], len(forms))
-        # a sign that joins letters does not belong to the word unless a letter follows
+        # neither a sign that joins letters nor part of a character belongs to the word as it stands
         nodes[joins] = nodes[tree.parents[joins]]
         every = np.arange(SPELLINGS)
         none = np.full(_FIRST, -1)
@@ -295,6 +290,27 @@ class _States(NamedTuple):
 
 # Pieces
 
+Split = Mapping[tuple[int, ...], str]
+Steps = Sequence[tuple[str, int, str]]
+_MARK = 0xF0000  # characters from here on stand for parts of characters
+
+
+def _steps(split: Split) -> Steps:
+    """(open word, token, open word after it) of the tokens that are parts of a character."""
+    split = {ids: character.translate(simplified()) for ids, character in split.items()}
+    begun = {character: {""} for character in split.values()}
+    for unit in units():
+        for i, character in enumerate(unit):
+            begun.get(character, set()).add(unit[:i])
+    marks, steps = dict[tuple[int, ...], str](), set[tuple[str, int, str]]()
+    for ids, character in split.items():
+        parts = [marks.setdefault(ids[:i], chr(_MARK + len(marks))) for i in range(1, len(ids))]
+        for begin in begun[character]:
+            found = [begin + part for part in ("", *parts, character)]
+            steps.update(zip(found, ids, found[1:], strict=False))
+    return sorted(steps)
+
+
 # The signs between letters that join them into one word (UAX 29), as they are in forms.
 _JOINING = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
 _JOINING_SIGNS = frozenset("'.:·՟״‘‧")
@@ -310,8 +326,29 @@ _CONTINUES = regex.compile(
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{LB=SA}]", regex.VERSION1)
 _ALL_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{Thai}]++", regex.VERSION1)
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
+_MOST_PARTS = 8  # of a token; kernels take a turn for each
+_PARTS = regex.compile(
+    r"\ufffd++|(?:(?![\ufffd\p{Han}\p{Hiragana}\p{WB=Katakana}\p{Thai}]).)++|.", regex.V1 | regex.S
+)
 _LETTER = regex.compile(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", regex.VERSION1)
 _WORD_CHARACTER = regex.compile(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}\p{WB=Numeric}]", regex.VERSION1)
+
+
+def _parts(pieces: Sequence[str], special: Collection[int], leads: Collection[int]) -> tuple[I32, list[str]]:
+    """The parts of each token (V, m), and the pieces of all parts; ``leads`` begin split characters."""
+    named, rows = list(pieces), [[token] for token in range(len(pieces))]
+    ids = {piece: token for token, piece in enumerate(pieces) if token not in special}
+    for token, piece in enumerate(pieces):
+        if token in special or not (token in leads or _UNSPACED.search(piece)):
+            continue
+        found = _PARTS.findall(piece)
+        found[_MOST_PARTS - 1 :] = filter(None, ["".join(found[_MOST_PARTS - 1 :])])
+        for part in found if len(found) > 1 else ():
+            if part not in ids or _UNDECODED in part:
+                ids[part] = len(named)
+                named.append(part)
+        rows[token] = [ids[part] for part in found] if len(found) > 1 else [token]
+    return np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int32).T, named
 
 
 class _Effects(NamedTuple):
@@ -328,7 +365,7 @@ class _Effects(NamedTuple):
     terms: I32
 
     @classmethod
-    def of(cls, pieces: Sequence[str], special: frozenset[int], states: _States) -> _Effects:
+    def of(cls, pieces: Sequence[str], special: frozenset[int], states: _States, steps: Steps) -> _Effects:
         breaks = np.zeros(len(pieces), dtype=bool)
         after = np.full(len(pieces), CLOSED, dtype=np.int32)
         inner = np.full(len(pieces), -1, dtype=np.int32)
@@ -358,9 +395,10 @@ class _Effects(NamedTuple):
                     opened.append((token, form_of(piece)))
             elif _begins_with_break(piece):
                 breaks[token] = True
-                if _ALL_UNSPACED.fullmatch(piece):
+                run = _ALL_UNSPACED.match(piece)
+                for i in range(1, run.end() + 1 if run else 0):
                     continuing.append(token)
-                    added.append(_form(piece))
+                    added.append(piece[:i].translate(simplified()))  # as `words` finds units
                 if _SIGN.fullmatch(piece) or _SIGN_AND_DIGIT.match(piece):
                     numeric.append(token)
                 found = _after(piece)
@@ -369,6 +407,10 @@ class _Effects(NamedTuple):
                     inner[token] = states.row(found.whole)
                 if found.opened is not None:
                     opened.append((token, found.opened))
+        for before, token, form in steps:
+            if not before:
+                breaks[token] = True
+                opened.append((token, form))
         tokens = np.array([token for token, _ in opened], dtype=np.int64)
         found_states = states.find([form for _, form in opened])
         after[tokens] = found_states
@@ -420,24 +462,26 @@ def _after(piece: str) -> _After:
         return _After(CLOSED)
     *before, last = [word.form for word in found]
     rest = piece[found[-1].end :]
+    scored = 0 if _UNSPACED.search(piece) else -1
+    whole = before[scored] if before else None
     if not rest:
-        return _After(UNKNOWN, before[-1] if before else None, last)
+        return _After(UNKNOWN, whole, last)
     if _ONE_JOINING.fullmatch(rest):
-        return _After(ENDED, before[-1] if before else None, last + _form(rest))
-    return _After(CLOSED, last)
+        return _After(ENDED, whole, last + _form(rest))
+    return _After(CLOSED, [*before, last][scored])
 
 
 # Transitions
 
 
-def _transitions(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
+def _transitions(known: _States, effects: _Effects, steps: Steps) -> tuple[I64, I64, I64]:
     """(state, token, state after) of all tokens that continue a word to a listed prefix."""
     listed = known.tree
     tree = _PrefixTree.of(effects.added)
     tokens = effects.continuing[np.argsort(tree.ends, kind="stable")]
     counts = np.bincount(tree.ends, minlength=len(tree.parents))
     starts = np.concatenate([[0], np.cumsum(counts)])
-    parts = [_signs(known, effects)]
+    parts: list[tuple[I64, I64, I64]] = []
     # pairs (prefix u, prefix v of u's continuation): the string from u to v is the node `spelled` of `tree`
     u = v = np.arange(len(listed.parents))
     spelled = np.zeros(len(v), dtype=np.int64)
@@ -453,7 +497,13 @@ def _transitions(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
         repeat = np.repeat(np.arange(len(v)), many)
         token = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many) + starts[spelled][repeat]
         parts.append((_state(u)[repeat], tokens[token], _state(v)[repeat]))
-    states, moved, targets = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    # the first of equal ones counts: of those of a token that extends a word in part, the longest
+    before, token, after = zip(*steps, strict=True) if steps else ((), (), ())
+    parts += [
+        (known.find(before), np.array(token, dtype=np.int64), known.find(after)),
+        _signs(known, effects),
+    ]
+    states, moved, targets = (np.concatenate([part[i] for part in reversed(parts)]) for i in range(3))
     return states, moved, targets
 
 

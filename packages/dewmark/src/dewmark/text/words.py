@@ -217,7 +217,7 @@ def form_of(word: str) -> str:
     if word.isascii() and word.isalnum():
         return word[:MAX_FORM].lower()
     plain = unicodedata.normalize("NFKC", word).lower().translate(_APOSTROPHES).replace("i\u0307", "i")
-    plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain)).translate(_simplified())
+    plain = unicodedata.normalize("NFKC", _UNSEEN.sub("", plain)).translate(simplified())
     plain = plain[:MAX_FORM].rstrip()
     first = next((i for i, character in enumerate(plain) if character.isalnum()), len(plain))
     return plain[first:]
@@ -245,7 +245,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 def _units_of(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """The words of a run of a script without spaces: each goes on while it is the beginning of a unit."""
-    known, plain = _beginnings(), text[start:end].translate(_simplified())
+    known, plain = _beginnings(), text[start:end].translate(simplified())
     first = 0
     for i in range(1, len(plain) + 1):
         if i == len(plain) or plain[first : i + 1] not in known:
@@ -260,7 +260,7 @@ def _unit_file() -> list[str]:
 
 
 @functools.cache
-def _simplified() -> dict[int, str]:
+def simplified() -> dict[int, str]:
     """Traditional Chinese characters to simplified ones, and narrow kana to wide."""
     traditional, simple, *_ = _unit_file()
     narrow = {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFF66, 0xFF9E)}
