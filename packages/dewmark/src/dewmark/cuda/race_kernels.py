@@ -188,40 +188,40 @@ def push(  # type: ignore[no-untyped-def]
     position = tl.full((), 0, tl.int32)
     while position < count:
         token = tl.load(ids + row * row_stride + position * stride)
-        real = token >= 0
-        pair = tl.maximum(token, 0) + tl.arange(0, 2) * 0
-        after, ends = _follow(
-            state, pair, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
-        )
-        ends = real & (tl.max(ends.to(tl.int32), axis=0) != 0)
-        inside = tl.load(inner + tl.maximum(token, 0))
-        first = tl.load(words + state)
-        second = tl.maximum(inside, 0)
-        ended = ends & (tl.load(opens + state) != 0)
-        held = ends & (inside >= 0)
-        for turn in tl.static_range(2):
-            if turn == 0:
-                which, word = ended, first
-            else:
-                which, word = held, second
-            moved = tl.sum(tl.where(place[None, :] == place[:, None] + 1, window[None, :], 0), axis=1)
-            moved = tl.where(place == K - 1, word, moved)
-            window = tl.where(which & (place < K), moved, window)
-            hashed = tl.sum(tl.where(place < K, (window + 1) * factors, 0), axis=0)
-            came = tl.max((earlier == hashed).to(tl.int32), axis=0)
-            again = tl.where(which, came, again)
-            earlier = tl.where(which & (columns == number % WINDOWS), hashed, earlier)
-            number += which.to(tl.int64)
-        before = tl.load(counts + first)
-        before_second = tl.load(counts + second)
-        more = before + (ended & (before < _MOST)).to(tl.int8)
-        before_second = tl.where(first == second, more, before_second)
-        more_second = before_second + (held & (before_second < _MOST)).to(tl.int8)
-        tl.debug_barrier()  # all threads have read the counts
-        tl.store(counts + first, tl.where(first == second, more_second, more))
-        tl.store(counts + second, more_second)
-        tl.debug_barrier()
-        state = tl.where(real, tl.max(after, axis=0), state)
+        if token >= 0:
+            pair = token + tl.arange(0, 2) * 0
+            after, ends = _follow(
+                state, pair, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
+            )
+            ends = tl.max(ends.to(tl.int32), axis=0) != 0
+            inside = tl.load(inner + token)
+            first = tl.load(words + state)
+            second = tl.maximum(inside, 0)
+            ended = ends & (tl.load(opens + state) != 0)
+            held = ends & (inside >= 0)
+            for turn in tl.static_range(2):
+                if turn == 0:
+                    which, word = ended, first
+                else:
+                    which, word = held, second
+                moved = tl.sum(tl.where(place[None, :] == place[:, None] + 1, window[None, :], 0), axis=1)
+                moved = tl.where(place == K - 1, word, moved)
+                window = tl.where(which & (place < K), moved, window)
+                hashed = tl.sum(tl.where(place < K, (window + 1) * factors, 0), axis=0)
+                came = tl.max((earlier == hashed).to(tl.int32), axis=0)
+                again = tl.where(which, came, again)
+                earlier = tl.where(which & (columns == number % WINDOWS), hashed, earlier)
+                number += which.to(tl.int64)
+            before = tl.load(counts + first)
+            before_second = tl.load(counts + second)
+            more = before + (ended & (before < _MOST)).to(tl.int8)
+            before_second = tl.where(first == second, more, before_second)
+            more_second = before_second + (held & (before_second < _MOST)).to(tl.int8)
+            tl.debug_barrier()  # all threads have read the counts
+            tl.store(counts + first, tl.where(first == second, more_second, more))
+            tl.store(counts + second, more_second)
+            tl.debug_barrier()
+            state = tl.max(after, axis=0)
         position += 1
     tl.store(recent + row * K + place, window, mask=place < K)
     tl.store(seen + row * WINDOWS + columns, earlier)
