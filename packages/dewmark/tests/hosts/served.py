@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ PROMPTS = [
     "My grandmother kept a small shop at the end of the harbour, and every summer",
     "There are three reasons why people move to the mountains:",
 ]
+Kind = tuple[str | None, dict[str, Any], dict[str, Any]]
+"""The key that texts carry, what a request says of it, and what else it asks for."""
 RING = {"dewmark_key_id": "ring", "dewmark_member": 3, "dewmark_payload": 5}
 CODE = "```\\n[a-z ]{600}"  # a block of code, which the policy leaves unmarked
 
@@ -105,6 +108,27 @@ def ask(server: str, prompt: str, **more: object) -> tuple[int, list[str]]:
             return answer.status, [choice["text"] for choice in json.load(answer)["choices"]]
     except urllib.error.HTTPError as error:
         return error.code, [json.load(error)["error"]["message"]]
+
+
+def ask_at_once(
+    server: str, kinds: Sequence[Kind], host: Host, *, field: str, structured: str
+) -> Iterator[tuple[int, str, Kind, list[str]]]:
+    """Seed, prompt, kind and texts of 32 requests, which say what they want of the mark in ``field``.
+
+    All but those of ``structured`` output have the length of the own loop's texts, and its tokens.
+    """
+    special = sorted(host.info.tokenizer.special_ids)  # which the own loop does not write
+    asked = [(100 * i, PROMPTS[i % 3], kinds[i % len(kinds)]) for i in range(32)]
+
+    def answer(one: tuple[int, str, Kind]) -> tuple[int, list[str]]:
+        seed, prompt, (_, said, more) = one
+        free = {} if structured in more else {"min_tokens": TOKENS, "stop_token_ids": special}
+        return ask(server, prompt, **{field: said, "seed": seed, **free, **more})
+
+    with ThreadPoolExecutor(32) as pool:
+        for one, (status, texts) in zip(asked, list(pool.map(answer, asked)), strict=True):
+            assert status == 200, texts
+            yield *one, texts
 
 
 def counted(server: str, metric: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.hosts import served
-from tests.hosts.served import CODE, HOST, PROMPTS, RING, TOKENS, Served, ask
+from tests.hosts.served import CODE, HOST, PROMPTS, RING, Served, ask
 
 import dewmark
 from dewmark.hosts.transformers.model_files import resolve
@@ -67,7 +67,7 @@ def server(keys, tmp_path_factory):
         yield gateway, engine
 
 
-KINDS = [  # the key that the texts carry, what the request says of it, and what else it asks for
+KINDS: list[served.Kind] = [
     ("acme", {}, {}),
     ("acme", {}, {"n": 2, "seed": None}),  # SGLang gives every sample the request's seed
     ("globex", {"dewmark_key_id": "globex"}, {}),
@@ -82,20 +82,10 @@ KINDS = [  # the key that the texts carry, what the request says of it, and what
 def test_concurrent_requests_are_marked_with_their_own_keys_or_not_at_all(server, keys) -> None:
     """32 requests of eight kinds at once, 36 texts, in a cache for half of them: some are retracted."""
     host = dewmark.load_host(HOST)
-    special = sorted(host.info.tokenizer.special_ids)  # which the own loop does not write
-    asked = []
-    for i in range(32):
-        _, said, more = KINDS[i % 8]
-        free = {} if "regex" in more else {"min_tokens": TOKENS, "stop_token_ids": special}
-        asked.append((PROMPTS[i % 3], {"custom_params": said, "seed": 100 * i, **free, **more}))
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda one: ask(server[0], one[0], **one[1]), asked))
-    assert {status for status, _ in answers} == {200}
     texts = []
-    for i, (_, written) in enumerate(answers):
-        key, said, more = KINDS[i % 8]
-        seed = 100 * i if not more else None
-        texts += [Served(text, PROMPTS[i % 3], key, said, seed) for text in written]
+    asked = served.ask_at_once(server[0], KINDS, host, field="custom_params", structured="regex")
+    for seed, prompt, (key, said, more), written in asked:
+        texts += [Served(text, prompt, key, said, None if more else seed) for text in written]
     assert len(texts) == len({one.text for one in texts if one.key}) + 12 == 36
     served.check_keys(texts, keys[1])
     assert served.counted(server[1], "sglang:num_retracted_requests_total") > 0

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from tests.hosts import served
-from tests.hosts.served import CODE, HOST, PROMPTS, RING, STARTS, TOKENS, Served, ask
+from tests.hosts.served import CODE, HOST, PROMPTS, RING, STARTS, Served, ask
 
 import dewmark
 from dewmark.hosts.transformers.model_files import resolve
@@ -48,7 +47,7 @@ def server(keys, tmp_path_factory):
         yield address
 
 
-KINDS = [  # the key that the texts carry, what the request says of it, and what else it asks for
+KINDS: list[served.Kind] = [
     ("acme", {}, {}),
     ("acme", {}, {"n": 2}),
     ("globex", {"dewmark_key_id": "globex"}, {"n": 2}),
@@ -63,23 +62,12 @@ KINDS = [  # the key that the texts carry, what the request says of it, and what
 def test_concurrent_requests_are_marked_with_their_own_keys_or_not_at_all(server, keys) -> None:
     """32 requests of eight kinds at once, 40 texts, in a cache for half of them: some are preempted."""
     host = dewmark.load_host(HOST)
-    special = sorted(host.info.tokenizer.special_ids)  # which the own loop does not write
-    asked = []
-    for i in range(32):
-        _, said, more = KINDS[i % 8]
-        free = {} if "structured_outputs" in more else {"min_tokens": TOKENS, "stop_token_ids": special}
-        asked.append((PROMPTS[i % 3], {"vllm_xargs": said, "seed": 100 * i, **free, **more}))
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda one: ask(server, one[0], **one[1]), asked))
-    assert {status for status, _ in answers} == {200}
     texts = []
-    for i, (_, written) in enumerate(answers):
-        key, said, more = KINDS[i % 8]
+    asked = served.ask_at_once(server, KINDS, host, field="vllm_xargs", structured="structured_outputs")
+    for seed, prompt, (key, said, more), written in asked:
         followed = key is not None and "repetition_penalty" not in more  # the own loop has none
-        seeds = [100 * i + sample if followed else None for sample in range(len(written))]
-        texts += [
-            Served(text, PROMPTS[i % 3], key, said, seed) for text, seed in zip(written, seeds, strict=True)
-        ]
+        for sample, text in enumerate(written):
+            texts.append(Served(text, prompt, key, said, seed + sample if followed else None))
     assert len(texts) == 40
     served.check_keys(texts, keys[1])
     assert served.counted(server, "vllm:num_preemptions_total") > 0
