@@ -30,7 +30,7 @@ class Spelling:
         """The characters that the tokenizer cuts, by the ids that write them; the first id may hold more."""
         part = "\N{REPLACEMENT CHARACTER}"
         heads = {piece.rstrip(part) for piece in self.pieces if piece.endswith(part)}
-        heads = {head for head in heads if not any("a" <= each < "\u0e00" or each == part for each in head)}
+        heads = {head for head in heads if part not in head}
         found: dict[tuple[int, ...], str] = {}
         asked = [(head, each) for each in characters for head in heads]
         tokens = self._tokenizer.encode([f"{self._prefix}{head}{each}" for head, each in asked])

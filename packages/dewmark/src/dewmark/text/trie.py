@@ -13,7 +13,8 @@ prefix (`dewmark.text.words.spelling`), once for each kind of script. One step f
 
 A token that was written is pushed by its ``parts``: each character of a script without spaces is one, because
 a word may end after any of them. A candidate needs the first word alone: it is listed as far as it extends
-the open word. Tokens that are part of a character lead to states of their own.
+the open word. Tokens that are part of a character lead to states of their own, after listed prefixes alone;
+those of Arabic vowel points have no parts.
 
 Words are those of `dewmark.text.words`, forms and apostrophes included. `ENDED` is the state after a word and
 one sign that joins letters ("bridge." or "bridge'"): letters directly after it make a longer word. After a
@@ -64,7 +65,7 @@ CLOSED, UNKNOWN, ENDED = 0, 1, 2
 CUT = -2  # the spelling of a state whose word any token ends that does not extend it
 
 _FIRST = 3  # the state of the first prefix
-_LAYOUT = 3  # of cached files
+_LAYOUT = 4  # of cached files
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,9 @@ def load_trie(
         pass
     workspace.progress("building the trie", 0, 1)
     spelled = Spelling(tokenizer, vocab_size)
-    characters = sorted(set(map(chr, simplified())).union(*forms, *units()))
-    split = spelled.split(filter(_ALL_UNSPACED.match, characters))
+    characters = set(map(chr, simplified())).union(*forms, *units())
+    written = sorted(characters.union(*map(str.upper, characters)))
+    split = spelled.split(filter(_NOT_ASCII.match, written))
     built = build_trie(forms, spelled.pieces, special=tokenizer.special_ids, split=split)
     with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
         _save(built, path)
@@ -141,7 +143,7 @@ def build_trie(
     ``split`` are the characters that the tokenizer cuts, by the ids that write them.
     """
     parts, named = _parts(pieces, special, {ids[0] for ids in split or ()})
-    steps = _steps({(parts[ids[0]].max(), *ids[1:]): each for ids, each in (split or {}).items()})
+    steps = _steps({(parts[ids[0]].max(), *ids[1:]): each for ids, each in (split or {}).items()}, forms)
     states = _States.of(forms, steps)
     effects = _Effects.of(named, frozenset(special), states, steps)
     before, tokens, targets = _transitions(states, effects, steps)
@@ -295,11 +297,11 @@ Steps = Sequence[tuple[str, int, str]]
 _MARK = 0xF0000  # characters from here on stand for parts of characters
 
 
-def _steps(split: Split) -> Steps:
+def _steps(split: Split, forms: Sequence[str]) -> Steps:
     """(open word, token, open word after it) of the tokens that are parts of a character."""
-    split = {ids: character.translate(simplified()) for ids, character in split.items()}
+    split = {ids: form for ids, character in split.items() if len(form := _form(character)) == 1}
     begun = {character: {""} for character in split.values()}
-    for unit in units():
+    for unit in (*units(), *(form for form in forms if not _UNSPACED.match(form))):
         for i, character in enumerate(unit):
             begun.get(character, set()).add(unit[:i])
     marks, steps = dict[tuple[int, ...], str](), set[tuple[str, int, str]]()
@@ -320,10 +322,14 @@ _SIGN_AND_DIGIT = regex.compile(rf"{_SIGN.pattern}\p{{WB=Numeric}}", regex.VERSI
 _ANY_LETTER = r"[[\p{WB=ALetter}\p{WB=Hebrew_Letter}]--\p{Han}][\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
 _LETTERS = regex.compile(rf"(?:{_ANY_LETTER})++", regex.VERSION1)
 _POINTS = r"[\u0640\u064B-\u0652\u0670]"  # Arabic; a form has none
+_ONLY_POINTS = regex.compile(rf"{_POINTS}++")
+_MARKS = r"[[\p{M}--\p{Inherited}]--\p{LB=SA}]++"
 _CONTINUES = regex.compile(
-    rf"(?:{_JOINING}|{_POINTS}++)?+ (?:{_ANY_LETTER}{_JOINING}?+)++", regex.VERSION1 | regex.VERBOSE
+    rf"(?:{_JOINING}|{_POINTS}++|{_MARKS})?+ (?:{_ANY_LETTER}{_JOINING}?+)++ | {_MARKS}",
+    regex.VERSION1 | regex.VERBOSE,
 )
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{LB=SA}]", regex.VERSION1)
+_NOT_ASCII = regex.compile(r"[[\p{L}\p{M}\p{Han}]--\p{ASCII}]", regex.VERSION1)
 _ALL_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{WB=Katakana}\p{Thai}]++", regex.VERSION1)
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _MOST_PARTS = 8  # of a token; kernels take a turn for each
@@ -339,6 +345,8 @@ def _parts(pieces: Sequence[str], special: Collection[int], leads: Collection[in
     named, rows = list(pieces), [[token] for token in range(len(pieces))]
     ids = {piece: token for token, piece in enumerate(pieces) if token not in special}
     for token, piece in enumerate(pieces):
+        if _ONLY_POINTS.fullmatch(piece):
+            rows[token] = []  # they change no form
         if token in special or not (token in leads or _UNSPACED.search(piece)):
             continue
         found = _PARTS.findall(piece)
@@ -407,9 +415,10 @@ class _Effects(NamedTuple):
                     inner[token] = states.row(found.whole)
                 if found.opened is not None:
                     opened.append((token, found.opened))
+        joined = {token for before, token, _ in steps if before and not _UNSPACED.match(before)}
         for before, token, form in steps:
             if not before:
-                breaks[token] = True
+                breaks[token] = token not in joined
                 opened.append((token, form))
         tokens = np.array([token for token, _ in opened], dtype=np.int64)
         found_states = states.find([form for _, form in opened])
