@@ -212,6 +212,18 @@ def test_units_end_inside_of_tokens_and_characters_come_in_parts() -> None:
     assert trie.rows[trie.targets[listed]] == row_of("中国")  # as a candidate it extends 中
 
 
+def test_letters_in_parts_and_marks_in_tokens_of_their_own_stay_in_their_words() -> None:
+    pieces = ["한", "\ufffd", "\ufffd", " 한\ufffd", " ", "يا", "ً", "Ω", "त", "े", "한글", " 한", ""]
+    forms = ["한", "한글", "يا", "ωω", "ते"]
+    split = {(1, 2): "글", (3, 2): "글", (2, 1): "Ω"}
+    trie = build_trie(forms, pieces, special={12}, split=split)
+    row = {form: i for i, form in enumerate(forms, start=1)}
+    assert ended(trie, [0, 1, 2, 4, 3, 2, 4, 10]) == [row["한글"]] * 3
+    assert ended(trie, [5, 6, 4, 8, 9]) == [row["يا"], row["ते"]]
+    assert ended(trie, [4, 7, 2, 1]) == [row["ωω"]]
+    assert ended(trie, [0, 1, 4, 0]) == [row["한"]] * 2  # a letter that no token ends
+
+
 def texts(*names: str) -> list[str]:
     files = [file for name in names for file in sorted((DATA / name).iterdir(), key=lambda file: file.name)]
     return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
