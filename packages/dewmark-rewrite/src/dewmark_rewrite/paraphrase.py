@@ -14,7 +14,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dewmark.watermark import Watermark
     from dewmark.workspace import Progress
 
-Writer = Callable[[str, int], list[str]]
-"""Answers to one request: the request, and how many."""
+Writer = Callable[[Sequence[str], int], Iterable[list[str]]]
+"""Answers to requests: the requests, and how many answers to each."""
 
 _REQUEST = (
     "Rewrite the sentence in other words. Keep its meaning, its names, its numbers and its length. "
@@ -37,6 +37,7 @@ _REQUEST = (
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _TIMEOUT = 120.0
 _LEAST_WORDS = 5
+_SENTENCES = 16  # whose drafts a host writes at once
 _QUOTES = "\"'“”‘’ "
 _SHORTEST, _LONGEST = 0.6, 1.6  # a draft's length, relative to its sentence
 
@@ -46,15 +47,18 @@ def local_writer(
 ) -> Writer:
     """Drafts by the watermark's own host, marked while it writes."""
 
-    def write(request: str, number: int) -> list[str]:
-        made = mark.generate_batch(
-            messages=[[{"role": "user", "content": request}]] * number,
-            seeds=[seed + i for i in range(number)],
-            member=member,
-            payload=payload,
-            max_new_tokens=24 + len(request) // 3,
-        )
-        return [each.text for each in made]
+    def write(requests: Sequence[str], number: int) -> Iterator[list[str]]:
+        for start in range(0, len(requests), _SENTENCES):
+            some = requests[start : start + _SENTENCES]
+            made = mark.generate_batch(
+                messages=[[{"role": "user", "content": each}] for _ in range(number) for each in some],
+                seeds=[seed + i for i in range(number) for _ in some],
+                member=member,
+                payload=payload,
+                batch_size=len(some) * number,
+                max_new_tokens=24 + max(map(len, some)) // 3,
+            )
+            yield from ([each.text for each in made[i :: len(some)]] for i in range(len(some)))
 
     return write
 
@@ -75,20 +79,14 @@ class ChatEndpoint:
 
     def answer(self, request: str, *, seed: int) -> str:
         """The model's answer to one message."""
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": request}],
-            "temperature": 1.0,
-            "seed": seed,
-        }
+        messages = [{"role": "user", "content": request}]
+        body = {"model": self.model, "messages": messages, "temperature": 1.0, "seed": seed}
         key = os.environ.get(_KEY_VARIABLE, "").strip()
         asked = urllib.request.Request(
             f"{self.base_url.rstrip('/')}/chat/completions",
             data=json.dumps(body).encode("utf-8"),
-            headers={
-                "Content-Type": "application/json",
-                **({"Authorization": f"Bearer {key}"} if key else {}),
-            },
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
         )
         try:
             with urllib.request.urlopen(asked, timeout=_TIMEOUT) as reply:
@@ -105,7 +103,7 @@ class ChatEndpoint:
 
 def endpoint_writer(endpoint: ChatEndpoint, *, seed: int) -> Writer:
     """Drafts by a chat model behind an endpoint."""
-    return lambda request, number: [endpoint.answer(request, seed=seed + i) for i in range(number)]
+    return lambda asked, n: ([endpoint.answer(each, seed=seed + i) for i in range(n)] for each in asked)
 
 
 def drafts(
@@ -124,14 +122,15 @@ def drafts(
         if len(text[span.start : span.end].split()) >= _LEAST_WORDS
         and not any(span.overlaps(other) for other in protected)
     ]
-    for done, span in enumerate(found):
-        progress("paraphrasing sentences", done, len(found))
+    requests = [_REQUEST + text[span.start : span.end] for span in found]
+    progress("paraphrasing sentences", 0, len(found))
+    for done, (span, answers) in enumerate(zip(found, write(requests, number), strict=True), 1):
         old = text[span.start : span.end]
-        for draft in dict.fromkeys(map(_cleaned, write(_REQUEST + old, number))):
+        for draft in dict.fromkeys(map(_cleaned, answers)):
             ratio = len(draft) / len(old)
             if draft and draft != old and _SHORTEST <= ratio <= _LONGEST and check.keeps(old, draft):
                 yield Candidate(span.start, span.end, old, draft)
-    progress("paraphrasing sentences", len(found), len(found))
+        progress("paraphrasing sentences", done, len(found))
 
 
 def _cleaned(draft: str) -> str:

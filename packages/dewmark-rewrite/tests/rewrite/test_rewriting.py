@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dewmark.hosts.fake import FakeHost
 from dewmark.registry import Registry
 from dewmark_rewrite import Options, RewritableDocument, Rewriter, rewrite
 from dewmark_rewrite.fluency import Loss
-from dewmark_rewrite.paraphrase import ChatEndpoint, drafts
+from dewmark_rewrite.paraphrase import ChatEndpoint, drafts, local_writer
 from dewmark_rewrite.protection import MeaningCheck, same_facts
 from dewmark_rewrite.rewriting import readable
 from dewmark_rewrite.search import SearchLimits, Step, pruned, search, size
@@ -272,7 +273,7 @@ class TestParaphrase:
         answers = ['"In 1990 the old man went to the town."', "In 1991 the old man went to the town.", ""]
         found = drafts(
             text,
-            lambda request, number: answers[:number],
+            lambda requests, number: [answers[:number] for _ in requests],
             MeaningCheck(BagEncoder(), -1.0),
             number=3,
             protected=[],
@@ -280,6 +281,16 @@ class TestParaphrase:
         )
         assert [each.new for each in found][:1] == ["In 1990 the old man went to the town."]
         assert "1991" not in "".join(each.new for each in found)
+
+    def test_a_host_writes_the_drafts_of_many_sentences_at_once(self):
+        class Echo:
+            def generate_batch(self, *, messages, seeds, batch_size, **_):
+                assert batch_size == len(messages) == len(seeds)
+                answers = zip(messages, seeds, strict=True)
+                return [SimpleNamespace(text=f"{each['content']}{seed}") for (each,), seed in answers]
+
+        made = local_writer(Echo(), seed=1)(list("ab") * 10, 2)
+        assert list(made) == [["a1", "a2"], ["b1", "b2"]] * 10
 
     def test_an_endpoint_that_does_not_answer_is_named(self):
         with pytest.raises(ModelError, match="no answer from the endpoint"):
