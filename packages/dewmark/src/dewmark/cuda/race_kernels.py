@@ -148,6 +148,7 @@ def push(  # type: ignore[no-untyped-def]
     count,
     row_stride,
     stride,
+    parts,
     states,
     recent,
     counts,
@@ -169,6 +170,7 @@ def push(  # type: ignore[no-untyped-def]
     base,
     vocab,
     width,
+    PARTS: constexpr,
     K: constexpr,
     K_ROOM: constexpr,
     WINDOWS: constexpr,
@@ -187,8 +189,11 @@ def push(  # type: ignore[no-untyped-def]
     again = (tl.load(repeated + row) != 0).to(tl.int32)
     position = tl.full((), 0, tl.int32)
     while position < count:
-        token = tl.load(ids + row * row_stride + position * stride)
-        if token >= 0:
+        whole = tl.load(ids + row * row_stride + position * stride)
+        mine = parts + tl.maximum(whole, 0) * PARTS
+        token = tl.where(whole >= 0, tl.load(mine), -1)
+        part = tl.full((), 0, tl.int32)
+        while token >= 0:
             pair = token + tl.arange(0, 2) * 0
             after, ends = _follow(
                 state, pair, vocab, keys, size, targets, breaks, restart, spelled, grow, terms, base, LEVELS
@@ -222,6 +227,8 @@ def push(  # type: ignore[no-untyped-def]
             tl.store(counts + second, more_second)
             tl.debug_barrier()
             state = tl.max(after, axis=0)
+            part += 1
+            token = tl.where(part < PARTS, tl.load(mine + tl.minimum(part, PARTS - 1)), -1)
         position += 1
     tl.store(recent + row * K + place, window, mask=place < K)
     tl.store(seen + row * WINDOWS + columns, earlier)

@@ -44,6 +44,7 @@ class Tables(Protocol):
     """The lexicon and the trie, as `dewmark.dew.word_step.WordTables` holds them."""
 
     vocab_size: int
+    parts: torch.Tensor
     keys: torch.Tensor
     targets: torch.Tensor
     breaks: torch.Tensor
@@ -160,10 +161,12 @@ def push_words(tables: Tables, state: RaceState, ids: torch.Tensor) -> None:
         ids,
         ids.shape[1],
         *ids.stride(),
+        tables.parts,
         *state[:7],
         *_trie(tables),
         len(tables.breaks),
         state.counts.shape[1],
+        PARTS=tables.parts.shape[1],
         K=k,
         K_ROOM=_room(k),
         WINDOWS=state.seen.shape[1],

@@ -190,17 +190,15 @@ class WordStates:
 
     def push(self, ids: torch.Tensor) -> None:
         """Append ids (batch, count) to the texts; negative ones are no tokens."""
-        if self.tables.parts.shape[1] > 1:
-            parts = self.tables.parts[ids.clamp_min(0)].masked_fill(ids.unsqueeze(2) < 0, -1)
-            ids = parts.flatten(1)
         if self.tables.kernels:
             push_words(self.tables, self.state, ids)
-            return
-        self.push_in_torch(ids)
+        else:
+            self.push_in_torch(ids)
 
     def push_in_torch(self, ids: torch.Tensor) -> None:
         """`push` without kernels."""
-        for tokens in ids.unbind(1):
+        parts = self.tables.parts[ids.clamp_min(0)].masked_fill(ids.unsqueeze(2) < 0, -1)
+        for tokens in parts.flatten(1).unbind(1):
             if tokens.device.type != "cpu" or bool((tokens >= 0).any()):
                 self._push(tokens)
 
