@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -73,8 +73,8 @@ class Tokenizer(Protocol):
         """The id for left-padding of prompts, if there is one."""
 
     @property
-    def pieces(self) -> Sequence[str | None] | None:
-        """The text of each id, None for part of a character; None if joining them does not decode ids."""
+    def pieces(self) -> Mapping[int, bytes] | None:
+        """The bytes of each id; None if joining them does not decode ids."""
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Tokenize texts, without special tokens."""

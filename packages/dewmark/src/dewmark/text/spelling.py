@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dewmark.workspace import Tokenizer
 
@@ -26,17 +26,27 @@ class Spelling:
         texts = self._tokenizer.decode([[*self._anchor, *ids] for ids in batch])
         return [text[len(self._prefix) :] for text in texts]
 
-    def split(self, characters: Iterable[str]) -> dict[tuple[int, ...], str]:
+    def split(self, characters: Sequence[str]) -> dict[tuple[int, ...], str]:
         """The characters that the tokenizer cuts, by the ids that write them; the first id may hold more."""
-        part = "\N{REPLACEMENT CHARACTER}"
-        heads = {piece.rstrip(part) for piece in self.pieces if piece.endswith(part)}
-        heads = {head for head in heads if part not in head}
+        part, begun = "\N{REPLACEMENT CHARACTER}", dict[bytes, list[str]]()
+        for each in characters:
+            for length in range(1, len(data := each.encode())):
+                begun.setdefault(data[:length], []).append(each)
+        bytes_of, asked = self._tokenizer.pieces, dict[tuple[str, str], None]()
+        for token, piece in enumerate(self.pieces):
+            head = piece.rstrip(part)
+            if head == piece or part in head:
+                continue
+            rest = b"" if bytes_of is None else bytes_of[token].removeprefix(head.encode())
+            fitting = characters if bytes_of is None else begun.get(rest, ())
+            asked |= dict.fromkeys((head, each) for each in fitting)
+        rows = self._tokenizer.encode([f"{self._prefix}{head}{each}" for head, each in asked])
         found: dict[tuple[int, ...], str] = {}
-        asked = [(head, each) for each in characters for head in heads]
-        tokens = self._tokenizer.encode([f"{self._prefix}{head}{each}" for head, each in asked])
-        for (_, each), token in zip(asked, tokens, strict=True):
-            whole = [i for i, id_ in enumerate(token.ids) if part not in self.pieces[id_]]
-            ids = token.ids[whole[-1] + 1 if whole else 0 :]
-            if len(ids) > 1 and self.decode([ids])[0] == self.pieces[ids[0]].rstrip(part) + each:
+        for (_, each), row in zip(asked, rows, strict=True):
+            whole = [i for i, id_ in enumerate(row.ids) if part not in self.pieces[id_]]
+            ids = row.ids[whole[-1] + 1 if whole else 0 :]
+            if len(ids) < 2 or ids in found:
+                continue
+            if self.decode([ids])[0] == self.pieces[ids[0]].rstrip(part) + each:
                 found[ids] = each
         return found

@@ -33,7 +33,7 @@ import hashlib
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def load_trie(
     spelled = Spelling(tokenizer, vocab_size)
     characters = set(map(chr, simplified())).union(*forms, *units())
     written = sorted(characters.union(*map(str.upper, characters)))
-    split = spelled.split(filter(_NOT_ASCII.match, written))
+    split = spelled.split(list(filter(_NOT_ASCII.match, written)))
     built = build_trie(forms, spelled.pieces, special=tokenizer.special_ids, split=split)
     with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
         _save(built, path)
@@ -143,10 +143,10 @@ def build_trie(
     ``split`` are the characters that the tokenizer cuts, by the ids that write them.
     """
     parts, named = _parts(pieces, special, {ids[0] for ids in split or ()})
-    steps = _steps({(parts[ids[0]].max(), *ids[1:]): each for ids, each in (split or {}).items()}, forms)
-    states = _States.of(forms, steps)
-    effects = _Effects.of(named, frozenset(special), states, steps)
-    before, tokens, targets = _transitions(states, effects, steps)
+    links = _links({(parts[ids[0]].max(), *ids[1:]): each for ids, each in (split or {}).items()})
+    states = _States.of(forms, links)
+    effects = _Effects.of(named, frozenset(special), states)
+    before, tokens, targets = _transitions(states, effects)
     keys = before * len(named) + tokens
     keys, first = np.unique(keys, return_index=True)
     return Trie(
@@ -219,6 +219,20 @@ class _PrefixTree(NamedTuple):
         place = np.minimum(np.searchsorted(self.edges, wanted), len(self.edges) - 1)
         return np.where((self.edges[place] == wanted) & (nodes >= 0), self.children[place], -1)
 
+    def grown(self, edges: I64) -> _PrefixTree:
+        """The tree with children by these edges, which it lacks, behind its nodes."""
+        edges = np.unique(edges)
+        children = np.arange(len(edges)) + len(self.parents)
+        every = np.concatenate([self.edges, edges])
+        sort = np.argsort(every)
+        return _PrefixTree(
+            every[sort],
+            np.concatenate([self.children, children])[sort],
+            self.ends,
+            np.concatenate([self.parents, edges >> _SHIFT]),
+            np.concatenate([self.characters, edges & _CHARACTER]),
+        )
+
     def find(self, strings: Sequence[str]) -> I64:
         """The node of each string, or -1."""
         letters = _letters(strings).astype(np.int64)
@@ -230,6 +244,13 @@ class _PrefixTree(NamedTuple):
 
 
 _SHIFT = 21  # bits of a character
+_CHARACTER = (1 << _SHIFT) - 1
+
+
+def _ranges(starts: I64, counts: I64) -> tuple[I64, I64]:
+    """The places in ranges of ``counts`` places from ``starts`` on, and before them the range of each."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
 
 
 def _letters(strings: Sequence[str]) -> NDArray[np.uint32]:
@@ -246,18 +267,25 @@ def _state(nodes: I64) -> I64:
 
 
 class _States(NamedTuple):
-    """The states: the prefixes of forms and units, their rows and spellings (`Trie`), and each form's row."""
+    """The states: the prefixes of forms and units, their rows and spellings (`Trie`), and each form's row.
+
+    ``cut`` are the steps between prefixes of which the last character is written in part.
+    """
 
     tree: _PrefixTree
     rows: I32
     spelled: I32
     row_of: dict[str, int]
+    cut: _Steps
 
     @classmethod
-    def of(cls, forms: Sequence[str], steps: Steps) -> _States:
+    def of(cls, forms: Sequence[str], links: I64) -> _States:
         row_of = {form: row for row, form in enumerate(forms, start=1)}
-        others = (unit for unit in units() if unit not in row_of)
-        tree = _PrefixTree.of([*forms, *others, *(after for _, _, after in steps)])
+        others = [unit for unit in units() if unit not in row_of]
+        tree = _PrefixTree.of([*forms, *others])
+        known = frozenset(units())
+        followed = [not _UNSPACED.match(form) or form in known for form in forms] + [True] * len(others)
+        tree, steps = _Steps.of(tree, tree.ends[np.array(followed, dtype=bool)], links)
         size = len(tree.parents)
         nodes = np.zeros(size, dtype=np.int32)
         nodes[tree.ends[: len(forms)]] = np.arange(1, len(forms) + 1)
@@ -273,11 +301,7 @@ class _States(NamedTuple):
         none[CLOSED] = 0
         rows = np.concatenate([[0] * _FIRST, nodes[1:], *[borrowed_rows(every, len(forms))] * 2])
         spelled = np.concatenate([none, np.where(cut, CUT, found)[1:], every, np.full(SPELLINGS, CUT)])
-        return cls(tree, rows.astype(np.int32), spelled.astype(np.int32), row_of)
-
-    def row(self, form: str) -> int:
-        """The row of a whole word, or 0."""
-        return int(self.rows[self.find([form])[0]]) if form else 0
+        return cls(tree, rows.astype(np.int32), spelled.astype(np.int32), row_of, steps)
 
     def find(self, forms: Sequence[str]) -> I64:
         """The state of each open word, or UNKNOWN."""
@@ -290,28 +314,67 @@ class _States(NamedTuple):
         return states
 
 
-# Pieces
+# Characters that a tokenizer cuts
 
 Split = Mapping[tuple[int, ...], str]
-Steps = Sequence[tuple[str, int, str]]
 _MARK = 0xF0000  # characters from here on stand for parts of characters
 
 
-def _steps(split: Split, forms: Sequence[str]) -> Steps:
-    """(open word, token, open word after it) of the tokens that are parts of a character."""
-    split = {ids: form for ids, character in split.items() if len(form := _form(character)) == 1}
-    begun = {character: {""} for character in split.values()}
-    for unit in (*units(), *(form for form in forms if not _UNSPACED.match(form))):
-        for i, character in enumerate(unit):
-            begun.get(character, set()).add(unit[:i])
-    marks, steps = dict[tuple[int, ...], str](), set[tuple[str, int, str]]()
-    for ids, character in split.items():
-        parts = [marks.setdefault(ids[:i], chr(_MARK + len(marks))) for i in range(1, len(ids))]
-        for begin in begun[character]:
-            found = [begin + part for part in ("", *parts, character)]
-            steps.update(zip(found, ids, found[1:], strict=False))
-    return sorted(steps)
+def _links(split: Split) -> I64:
+    """The tokens (N, 4) that write such characters, by character.
 
+    Each is between two parts of its character: 0 is none of it, then come marks, and last the character.
+    """
+    marks, links = dict[tuple[int, ...], int](), [(0, 0, 0, 0)][:0]
+    for ids, written in split.items():
+        if len(form := _form(written)) == 1:
+            parts = [marks.setdefault(ids[:i], _MARK + len(marks)) for i in range(1, len(ids))]
+            found = [0, *parts, ord(form)]
+            links += zip(repeat(ord(form)), found, ids, found[1:], strict=False)
+    return np.array(sorted(links), dtype=np.int64).reshape(-1, 4)
+
+
+class _Steps(NamedTuple):
+    """Tokens (N,) that are parts of a character, and the nodes before and after them.
+
+    ``unspaced`` says whether the word began in a script without spaces before the character.
+    """
+
+    before: I64
+    tokens: I64
+    after: I64
+    unspaced: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, tree: _PrefixTree, ends: I64, links: I64) -> tuple[_PrefixTree, _Steps]:
+        """The steps along the prefixes of strings that end at these nodes, and the tree with their nodes.
+
+        A character may begin a word even if it begins no listed one.
+        """
+        characters, before, tokens, after = links.T
+        inside = np.zeros(len(tree.parents), dtype=bool)
+        while not inside[ends].all():
+            inside[ends] = True
+            ends = tree.parents[ends]
+        found = np.flatnonzero(inside & (tree.parents > 0) & np.isin(tree.characters, characters))
+        first = np.unique(characters)
+        wanted = np.concatenate([tree.characters[found], first])
+        starts, stops = (np.searchsorted(characters, wanted, side=side) for side in ("left", "right"))
+        which, link = _ranges(starts, stops - starts)
+        prefix = np.concatenate([tree.parents[found], 0 * first])[which]
+        lacking = tree.child(prefix, after[link]) < 0
+        tree = tree.grown(prefix[lacking] << _SHIFT | after[link][lacking])
+        top = prefix
+        while (above := tree.parents[top]).any():
+            top = np.where(above > 0, above, top)
+        begins = tree.characters[top]
+        unspaced = [each for each in np.unique(begins).tolist() if _UNSPACED.match(chr(each))]
+        written = before[link] > 0
+        nodes = np.where(written, tree.child(prefix, before[link]), prefix)
+        return tree, cls(nodes, tokens[link], tree.child(prefix, after[link]), np.isin(begins, unspaced))
+
+
+# Pieces
 
 # The signs between letters that join them into one word (UAX 29), as they are in forms.
 _JOINING = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
@@ -373,7 +436,7 @@ class _Effects(NamedTuple):
     terms: I32
 
     @classmethod
-    def of(cls, pieces: Sequence[str], special: frozenset[int], states: _States, steps: Steps) -> _Effects:
+    def of(cls, pieces: Sequence[str], special: frozenset[int], states: _States) -> _Effects:
         breaks = np.zeros(len(pieces), dtype=bool)
         after = np.full(len(pieces), CLOSED, dtype=np.int32)
         inner = np.full(len(pieces), -1, dtype=np.int32)
@@ -383,6 +446,7 @@ class _Effects(NamedTuple):
         joining: list[int] = []
         numeric: list[int] = []  # signs, and tokens that begin with a sign and a digit: a number goes on
         opened: list[tuple[int, str]] = []  # (token, the form of the word that it opens after its break)
+        held: list[tuple[int, str]] = []  # (token, the form of the first whole word in it)
         for token, piece in enumerate(pieces):
             if token in special or not piece:
                 breaks[token] = True
@@ -412,14 +476,9 @@ class _Effects(NamedTuple):
                 found = _after(piece)
                 after[token] = found.state
                 if found.whole is not None:
-                    inner[token] = states.row(found.whole)
+                    held.append((token, found.whole))
                 if found.opened is not None:
                     opened.append((token, found.opened))
-        joined = {token for before, token, _ in steps if before and not _UNSPACED.match(before)}
-        for before, token, form in steps:
-            if not before:
-                breaks[token] = token not in joined
-                opened.append((token, form))
         tokens = np.array([token for token, _ in opened], dtype=np.int64)
         found_states = states.find([form for _, form in opened])
         after[tokens] = found_states
@@ -428,7 +487,13 @@ class _Effects(NamedTuple):
         for place in np.flatnonzero(unlisted).tolist():
             token, form = opened[place]
             if form[-1:] in _JOINING_SIGNS:
-                after[token], inner[token] = ENDED, states.row(form[:-1])
+                after[token] = ENDED
+                held.append((token, form[:-1]))
+        inner[[token for token, _ in held]] = states.rows[states.find([form for _, form in held])]
+        steps = states.cut
+        begins = steps.tokens[steps.before == 0]
+        breaks[begins] = ~np.isin(begins, steps.tokens[(steps.before > 0) & ~steps.unspaced])
+        after[begins] = _state(steps.after[steps.before == 0])
         continued, joins, counts = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
         return cls(breaks, after, inner, added, continued, joins, counts, factors, terms)
 
@@ -483,7 +548,7 @@ def _after(piece: str) -> _After:
 # Transitions
 
 
-def _transitions(known: _States, effects: _Effects, steps: Steps) -> tuple[I64, I64, I64]:
+def _transitions(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
     """(state, token, state after) of all tokens that continue a word to a listed prefix."""
     listed = known.tree
     tree = _PrefixTree.of(effects.added)
@@ -496,22 +561,15 @@ def _transitions(known: _States, effects: _Effects, steps: Steps) -> tuple[I64, 
     spelled = np.zeros(len(v), dtype=np.int64)
     first = np.searchsorted(listed.edges, np.arange(len(listed.parents) + 1) << _SHIFT)
     while len(v):
-        children = first[v + 1] - first[v]
-        source = np.repeat(np.arange(len(v)), children)
-        edge = np.arange(len(source)) - np.repeat(np.cumsum(children) - children, children) + first[v][source]
-        spelled = tree.child(spelled[source], listed.edges[edge] & ((1 << _SHIFT) - 1))
+        source, edge = _ranges(first[v], first[v + 1] - first[v])
+        spelled = tree.child(spelled[source], listed.edges[edge] & _CHARACTER)
         found = spelled >= 0
         u, v, spelled = u[source][found], listed.children[edge][found], spelled[found]
-        many = counts[spelled]
-        repeat = np.repeat(np.arange(len(v)), many)
-        token = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many) + starts[spelled][repeat]
-        parts.append((_state(u)[repeat], tokens[token], _state(v)[repeat]))
+        pair, token = _ranges(starts[spelled], counts[spelled])
+        parts.append((_state(u)[pair], tokens[token], _state(v)[pair]))
     # the first of equal ones counts: of those of a token that extends a word in part, the longest
-    before, token, after = zip(*steps, strict=True) if steps else ((), (), ())
-    parts += [
-        (known.find(before), np.array(token, dtype=np.int64), known.find(after)),
-        _signs(known, effects),
-    ]
+    cut = known.cut
+    parts += [(_state(cut.before), cut.tokens, _state(cut.after)), _signs(known, effects)]
     states, moved, targets = (np.concatenate([part[i] for part in reversed(parts)]) for i in range(3))
     return states, moved, targets
 

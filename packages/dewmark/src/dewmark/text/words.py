@@ -303,14 +303,19 @@ def spellings(parents: I64, letters: I64) -> tuple[I64, Mask, Mask]:
 
     Also whether all of a prefix is ASCII, and whether its script has no spaces. The first prefix is empty.
     """
-    known = {c: (_code(c) if _SPELLED.match(chr(c)) else -1) for c in np.unique(letters).tolist()}
-    found, plain = [0], [True]
-    for parent, letter in zip(parents[1:].tolist(), letters[1:].tolist(), strict=True):
-        before, code = found[parent], known[letter]
-        found.append((before * _FACTOR + code) % SPELLINGS if min(before, code) >= 0 else -1)
-        plain.append(letter < 128 and plain[parent])
-    cut = [_LETTERS[letter] in "cCtT" for letter in letters.tolist()]
-    return np.array(found), np.array(plain), np.array(cut)
+    distinct, which = np.unique(letters, return_inverse=True)
+    codes = np.array([_code(c) if _SPELLED.match(chr(c)) else -1 for c in distinct.tolist()])[which]
+    cut = np.array([_LETTERS[c] in "cCtT" for c in distinct.tolist()])[which]
+    found, plain, done = np.zeros_like(letters), letters < 128, np.arange(len(letters)) == 0
+    rest = np.arange(1, len(letters))
+    while len(rest):  # one letter deeper each time
+        now = rest[done[parents[rest]]]
+        before, code = found[parents[now]], codes[now]
+        found[now] = np.where(np.minimum(before, code) < 0, -1, (before * _FACTOR + code) % SPELLINGS)
+        plain[now] &= plain[parents[now]]
+        done[now] = True
+        rest = rest[~done[rest]]
+    return found, plain, cut
 
 
 def _code(letter: int) -> int:

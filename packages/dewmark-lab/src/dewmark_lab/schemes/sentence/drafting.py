@@ -42,6 +42,7 @@ from dewmark.types import DraftCount
 from dewmark.workspace import Tokenizer
 
 _MINUS_INF = -float("inf")
+_CUT = "\N{REPLACEMENT CHARACTER}"  # decodes from part of a character
 _STOPPED = 1 / 3  # share of the unfinished drafts that stop before they are judged
 
 
@@ -179,7 +180,6 @@ class _DraftWriter:
     ) -> None:
         self._model, self._drafts, self._decoding = model, drafts, decoding
         self._tokenizer = tokenizer
-        self._pieces = tokenizer.pieces or ()
         self._ends = frozenset(eos_ids)
         self._eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=forbidden.device)
         self._forbidden = forbidden
@@ -295,7 +295,9 @@ class _DraftWriter:
 
     def _piece(self, token: int) -> str | None:
         """A token's own text if it is whole characters and texts are joined from such."""
-        return self._pieces[token] if token < len(self._pieces) else None
+        pieces = self._tokenizer.pieces
+        text = _CUT if pieces is None else pieces[token].decode(errors="replace")
+        return None if _CUT in text else text
 
     def _text(self, draft: _Draft, ids: Sequence[int]) -> str:
         """The text that ids add to the draft's row; some tokenizers drop a space at the start of a text."""

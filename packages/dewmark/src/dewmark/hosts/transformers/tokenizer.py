@@ -2,7 +2,7 @@
 
 `HFTokenizer` works on a private copy of the fast tokenizer's backend, because the original is shared and
 keeps the truncation, padding and special-token settings of its last caller. Byte-level tokenizers decode by
-joining the texts of single ids (`Pieces`): the backend takes several times as long, and marks that read
+joining the bytes of single ids (`Pieces`): the backend takes several times as long, and marks that read
 windows of text wait for it in every step. Boundary: ids and text; no scheme, no model.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ __all__ = ["HFTokenizer"]
 
 TOKENIZER_FILE = "tokenizer.json"
 _IDS_FILE = "tokenizer_ids.json"
-_REPLACEMENT = "\ufffd"  # decodes from bytes that are not a whole character
 
 # Text that normalizers, pre-tokenizers and models treat differently.
 _PROBES = (
@@ -86,15 +85,7 @@ class HFTokenizer:
         pad, self.bos_id, self.eos_id = ends
         self.pad_id = self.eos_id if pad is None else pad
         by_bytes = (canonical.get("decoder") or {}).get("type") == "ByteLevel"
-        self._by_pieces = Pieces(self._decode) if by_bytes else None
-
-    @functools.cached_property
-    def pieces(self) -> list[str | None] | None:
-        """The text of each id (None for part of a character) for byte-level tokenizers."""
-        if self._by_pieces is None:
-            return None
-        texts = self._decode([[token] for token in range(self.size)])
-        return [None if _REPLACEMENT in text else text for text in texts]
+        self.pieces = Pieces(self._plain, self.size, self.special_ids) if by_bytes else None
 
     def encode(self, texts: Sequence[str]) -> list[Tokenized]:
         """Tokenize texts without special tokens, even if a text spells one out.
@@ -144,7 +135,9 @@ class HFTokenizer:
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Token ids to text, without special tokens, spaces unchanged."""
-        return self._decode(batch) if self._by_pieces is None else self._by_pieces.decode(batch)
+        if self.pieces is None:
+            return self._decode(batch)
+        return [b"".join(map(self.pieces.__getitem__, ids)).decode(errors="replace") for ids in batch]
 
     def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         kept = [[int(i) for i in ids if i not in self.special_ids and i < self.size] for ids in batch]
@@ -211,31 +204,25 @@ class HFTokenizer:
         return backend, list(full[:start])
 
 
-class Pieces(dict[int, str]):
-    """The texts of single ids; an id whose bytes are not whole characters raises `KeyError`.
+# Byte-level tokenizers write the bytes of a token as characters: printable ones as themselves.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {byte: byte for byte in _PRINTABLE}
+_BYTES |= {256 + i: byte for i, byte in enumerate(sorted(set(range(256)) - _BYTES.keys()))}
 
-    Ids that are whole characters each decode to their texts joined; ``slow`` decodes any ids.
-    """
 
-    def __init__(self, slow: Callable[[Sequence[Sequence[int]]], list[str]]) -> None:
-        self._slow = slow
+class Pieces(dict[int, bytes]):
+    """The bytes of each id of a byte-level tokenizer, none of special and unknown ones."""
 
-    def __missing__(self, token: int) -> str:
-        (text,) = self._slow([[token]])
-        if _REPLACEMENT in text:
-            raise KeyError
-        self[int(token)] = text
-        return text
+    def __init__(self, backend: tokenizers.Tokenizer, size: int, special: Collection[int]) -> None:
+        self._backend, self._size, self._special = backend, size, special
 
-    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of ids."""
-        return [self._row(ids) for ids in batch]
-
-    def _row(self, ids: Sequence[int]) -> str:
-        try:
-            return "".join(map(self.__getitem__, ids))
-        except KeyError:
-            return self._slow([ids])[0]
+    def __missing__(self, token: int) -> bytes:
+        known = token < self._size and token not in self._special
+        text = (known and self._backend.id_to_token(int(token))) or ""
+        codes = [_BYTES.get(ord(each)) for each in text]
+        piece = text.encode() if None in codes else bytes(codes)  # type: ignore[arg-type]
+        self[int(token)] = piece
+        return piece
 
 
 def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str]]) -> str:
