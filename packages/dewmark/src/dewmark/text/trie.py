@@ -33,7 +33,7 @@ import hashlib
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import repeat, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,7 +267,7 @@ def _state(nodes: I64) -> I64:
 
 
 class _States(NamedTuple):
-    """The states: the prefixes of forms and units, their rows and spellings (`Trie`), and each form's row.
+    """The states: the prefixes of forms and units, and their rows and spellings (`Trie`).
 
     ``cut`` are the steps between prefixes of which the last character is written in part.
     """
@@ -275,19 +275,16 @@ class _States(NamedTuple):
     tree: _PrefixTree
     rows: I32
     spelled: I32
-    row_of: dict[str, int]
     cut: _Steps
 
     @classmethod
     def of(cls, forms: Sequence[str], links: I64) -> _States:
-        row_of = {form: row for row, form in enumerate(forms, start=1)}
-        others = [unit for unit in units() if unit not in row_of]
-        tree = _PrefixTree.of([*forms, *others])
-        known = frozenset(units())
-        followed = [not _UNSPACED.match(form) or form in known for form in forms] + [True] * len(others)
-        tree, steps = _Steps.of(tree, tree.ends[np.array(followed, dtype=bool)], links)
-        size = len(tree.parents)
-        nodes = np.zeros(size, dtype=np.int32)
+        listed, known = frozenset(forms), frozenset(units())
+        strings = [*forms, *(unit for unit in units() if unit not in listed)]
+        tree = _PrefixTree.of(strings)
+        followed = np.array([each in known or not _UNSPACED.match(each) for each in strings], dtype=bool)
+        tree, steps = _Steps.of(tree, tree.ends[followed], links)
+        nodes = np.zeros(len(tree.parents), dtype=np.int32)
         nodes[tree.ends[: len(forms)]] = np.arange(1, len(forms) + 1)
         found, plain, cut = spellings(tree.parents, tree.characters)
         joins = np.isin(tree.characters, [ord(sign) for sign in _JOINING_SIGNS]) & (nodes == 0)
@@ -301,7 +298,7 @@ class _States(NamedTuple):
         none[CLOSED] = 0
         rows = np.concatenate([[0] * _FIRST, nodes[1:], *[borrowed_rows(every, len(forms))] * 2])
         spelled = np.concatenate([none, np.where(cut, CUT, found)[1:], every, np.full(SPELLINGS, CUT)])
-        return cls(tree, rows.astype(np.int32), spelled.astype(np.int32), row_of, steps)
+        return cls(tree, rows.astype(np.int32), spelled.astype(np.int32), steps)
 
     def find(self, forms: Sequence[str]) -> I64:
         """The state of each open word, or UNKNOWN."""
@@ -325,12 +322,12 @@ def _links(split: Split) -> I64:
 
     Each is between two parts of its character: 0 is none of it, then come marks, and last the character.
     """
-    marks, links = dict[tuple[int, ...], int](), [(0, 0, 0, 0)][:0]
+    marks, links = dict[tuple[int, ...], int](), list[tuple[int, ...]]()
     for ids, written in split.items():
         if len(form := _form(written)) == 1:
             parts = [marks.setdefault(ids[:i], _MARK + len(marks)) for i in range(1, len(ids))]
             found = [0, *parts, ord(form)]
-            links += zip(repeat(ord(form)), found, ids, found[1:], strict=False)
+            links += ((ord(form), *link) for link in zip(found, ids, found[1:], strict=False))
     return np.array(sorted(links), dtype=np.int64).reshape(-1, 4)
 
 

@@ -129,16 +129,15 @@ class LlamaCppTokenizer:
         textless = _CONTROL | _UNKNOWN | _UNUSED
         attributes = [int(api.llama_vocab_get_attr(vocab, i)) for i in range(self.size)]
         self.special_ids = frozenset(i for i, attribute in enumerate(attributes) if attribute & textless)
-        self._pieces = [_piece(api, vocab, i) for i in range(self.size)]
+        self.pieces = {i: _piece(api, vocab, i) for i in range(self.size)}
         pad = int(api.llama_vocab_pad(vocab))
         self.pad_id: int | None = pad if pad >= 0 else int(llm.token_eos())
-        self.pieces: None = None  # the engine keeps ids on the CPU, where decoding is no bottleneck
 
     @functools.cached_property
     def identity(self) -> str:
         """16 hex digits of the SHA-256 of all tokens' bytes and attributes."""
         digest = hashlib.sha256(b"llama.cpp")
-        for i, piece in enumerate(self._pieces):
+        for i, piece in self.pieces.items():
             digest.update(b"%d %d " % (len(piece), i in self.special_ids) + piece)
         return digest.hexdigest()[:16]
 
@@ -169,7 +168,7 @@ class LlamaCppTokenizer:
             )
         # the character of each byte; a token that ends within a character shares it with the next token
         character = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])
-        ends = np.clip(np.cumsum([len(self._pieces[i]) for i in ids]) - extra, 0, len(data)).tolist()
+        ends = np.clip(np.cumsum([len(self.pieces[i]) for i in ids]) - extra, 0, len(data)).tolist()
         starts = [0, *ends][:-1]
         offsets = tuple(
             (
@@ -182,7 +181,7 @@ class LlamaCppTokenizer:
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         known = (int(i) for i in ids if i < self.size and i not in self.special_ids)
-        return b"".join(self._pieces[i] for i in known)
+        return b"".join(self.pieces[i] for i in known)
 
 
 def _piece(api: Any, vocab: Any, token: int) -> bytes:  # noqa: ANN401 - ctypes
