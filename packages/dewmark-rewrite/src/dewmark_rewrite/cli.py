@@ -18,11 +18,8 @@ from dewmark.storage import append_jsonl, atomic_write
 if TYPE_CHECKING:
     from dewmark import Watermark
     from dewmark.scheme import BoundScheme
-    from dewmark_rewrite.paraphrase import ChatEndpoint
     from dewmark_rewrite.rewriting import Review, Rewritten
     from dewmark_rewrite.thesaurus import Candidate
-
-_STDIN = "-"
 
 
 def rewrite(
@@ -92,6 +89,7 @@ def rewrite(
     """Mark a text that already exists: the same meaning, with some other words."""
     from dewmark import Detector
     from dewmark_rewrite.documents import read_document
+    from dewmark_rewrite.paraphrase import ChatEndpoint
     from dewmark_rewrite.rewriting import Options, Rewriter
 
     if json_ and diff:
@@ -108,10 +106,10 @@ def rewrite(
         judge=None if judge == "none" else judge,
         similarity=similarity,
         member=member,
-        payload=_number(payload),
+        payload=options.whole_number(payload, "--payload"),
         synonyms=synonyms,
         drafts=drafts,
-        endpoint=_endpoint(endpoint, model),
+        endpoint=None if endpoint is None else ChatEndpoint(endpoint, model),
         seed=seed,
         device=device,
     )
@@ -171,7 +169,7 @@ def _summary(made: Rewritten) -> str:
 
 def _read(file: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if file == _STDIN else Path(file).read_bytes()
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
 
@@ -183,19 +181,6 @@ def _share(given: str) -> float:
     except ValueError:
         raise ConfigError(f"--budget takes a share of the words such as 10% or 0.1, got {given!r}") from None
     return number / 100 if given.endswith("%") else number
-
-
-def _number(given: str | None) -> int | None:
-    try:
-        return None if given is None else int(given, 0)
-    except ValueError:
-        raise ConfigError(f"--payload takes a whole number such as 47 or 0x2f, got {given!r}") from None
-
-
-def _endpoint(url: str | None, model: str) -> ChatEndpoint | None:
-    from dewmark_rewrite.paraphrase import ChatEndpoint
-
-    return None if url is None else ChatEndpoint(url, model)
 
 
 def _reviewer(text: str, progress: Progress) -> Review:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, save_text, say, write
+from dewmark.cli.terminal import Progress, save_text, say
 from dewmark.errors import ConfigError
+from dewmark_desk.cli import Signer, show, text_option, url_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +27,7 @@ def comply(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Write the dossier here; a stopped run is resumed.")
     ],
-    signer: Annotated[
-        Path, typer.Option(metavar="FILE.pem", help="Sign it with this key (dewmark report key).")
-    ],
+    signer: Signer,
     host: options.Host = None,
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
@@ -66,14 +65,10 @@ def comply(
         str | None,
         typer.Option(metavar="MODEL", show_default="the host", help="Model that judges perplexity."),
     ] = None,
-    provider: Annotated[str | None, typer.Option(metavar="TEXT", help="Who provides the model.")] = None,
-    contact: Annotated[str | None, typer.Option(metavar="TEXT", help="Where to ask for access.")] = None,
-    detector_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the detector (dewmark serve).")
-    ] = None,
-    public_page: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the public detector's page.")
-    ] = None,
+    provider: Annotated[str | None, text_option(help="Who provides the model.")] = None,
+    contact: Annotated[str | None, text_option(help="Where to ask for access.")] = None,
+    detector_url: Annotated[str | None, url_option(help="Address of the detector (dewmark serve).")] = None,
+    public_page: Annotated[str | None, url_option(help="Address of the public detector's page.")] = None,
     quality: Annotated[
         Path | None, typer.Option(metavar="quality.json", help="The report of dewmark quality, to include.")
     ] = None,
@@ -135,13 +130,7 @@ def comply(
         given = read_given(watermark.scheme, **files, public_page=public_page)
         judging = None if judge is None else load_host(judge, device=device, dtype=dtype, progress=progress)
         measured = measure(
-            watermark,
-            plan,
-            out,
-            chat=chat,
-            negatives=unmarked,
-            judge=judging,
-            progress=progress,
+            watermark, plan, out, chat=chat, negatives=unmarked, judge=judging, progress=progress
         )
     bound = watermark.scheme
     access = signpost(
@@ -168,10 +157,8 @@ def comply(
     _save(out, dossier, access, signing)
     say(f"wrote {out / 'dossier.md'}, .json and .jws, and {out / 'signpost.json'}", quiet=quiet)
     false = dossier["findings"]["false_positives"]
-    if json_:
-        emit({"out": str(out), "signer": signing.public.id, "audit": false["outcome"], **dossier["findings"]})
-    else:
-        write(f"{false['sentence']}\n")
+    row = {"out": str(out), "signer": signing.public.id, "audit": false["outcome"], **dossier["findings"]}
+    show(row, false["sentence"], as_json=json_)
 
 
 def _own_texts(files: Sequence[str]) -> list[Document]:

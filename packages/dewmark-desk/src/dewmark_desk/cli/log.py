@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import emit, say, write
+from dewmark.cli.terminal import say, write
+from dewmark_desk.cli import TextFile, show
 from dewmark_desk.cli.token import StoreUrl, open_store
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ app = typer.Typer(help="Search, export and expire the query log.", no_args_is_he
 
 @app.command()
 def find(
-    text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
+    text: TextFile,
     similarity: Annotated[
         float,
         typer.Option(metavar="S", help="Least similarity: 1 is the same words, 0.5 half of the phrases."),
@@ -31,16 +32,13 @@ def find(
     """Find out who asked about texts like this one, and when."""
     from dewmark.batch import read_files
 
-    (row,) = read_files([text])
-    found = _open(store).like(row.text, least=similarity)
+    (document,) = read_files([text])
+    found = _open(store).like(document.text, least=similarity)
     for each in found:
-        if json_:
-            emit(_row(each))
-        else:
-            write(
-                f"{_row(each)['time']}  token {each.token or '(open)'}  {each.endpoint}  {each.verdict}  "
-                f"similarity {each.similarity:.2f}  request {each.request}\n"
-            )
+        row = _row(each)
+        who = f"{row['time']}  token {each.token or '(open)'}  {each.endpoint}"
+        line = f"{who}  {each.verdict}  similarity {each.similarity:.2f}  request {each.request}"
+        show(row, line, as_json=json_)
     if not found and not json_:
         write("nobody asked about a text like this one\n")
 
@@ -70,10 +68,7 @@ def expire(
 ) -> None:
     """Delete old rows for good; a running service does so by itself (--log-days)."""
     gone = _open(store).expire(days=days)
-    if json_:
-        emit({"deleted": gone})
-    else:
-        write(f"deleted {gone} {'row' if gone == 1 else 'rows'}\n")
+    show({"deleted": gone}, f"deleted {gone} {'row' if gone == 1 else 'rows'}", as_json=json_)
 
 
 def _open(url: str | None) -> QueryLog:

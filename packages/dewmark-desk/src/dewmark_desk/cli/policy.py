@@ -12,13 +12,14 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_text, write
 from dewmark.errors import ConfigError, InputError
 from dewmark.policy import load_policy
+from dewmark_desk.cli import TextFile
 
 app = typer.Typer(help="Which parts of a text are marked, and the proof of it.", no_args_is_help=True)
 
 
 @app.command()
 def explain(
-    text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
+    text: TextFile,
     prompt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The prompt, whose words a text may quote.")
     ] = None,

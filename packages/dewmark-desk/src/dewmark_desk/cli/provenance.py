@@ -9,6 +9,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import write
+from dewmark_desk.cli import TextFile
 
 app = typer.Typer(help="C2PA manifests in texts, beside the mark.", no_args_is_help=True)
 
@@ -20,7 +21,7 @@ def _group() -> None:
 
 @app.command()
 def sign(
-    text: Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")],
+    text: TextFile,
     key: options.KeyFile,
     certificate: Annotated[
         Path, typer.Option(metavar="CHAIN.pem", help="Your certificate chain, your own certificate first.")

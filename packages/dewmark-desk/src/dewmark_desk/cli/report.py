@@ -11,21 +11,12 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, save_text, say, write
 from dewmark.errors import ConfigError, InputError, SignatureError, StorageError
 from dewmark.types import Verdict
+from dewmark_desk.cli import Signer, TextFile, show, text_option
 
 if TYPE_CHECKING:
     from dewmark_desk.signing import Signed
 
 app = typer.Typer(help="Sign detection reports, and verify signed documents.", no_args_is_help=True)
-
-TextFile = Annotated[str, typer.Argument(metavar="TEXTFILE | -", help="The text; - is standard input.")]
-Signer = Annotated[
-    Path,
-    typer.Option("--signer", metavar="FILE.pem", help="Signing key (make one with: dewmark report key)."),
-]
-KeyFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--key", metavar="FILE", help="Key file. Repeat it to find out which key the text carries."),
-]
 
 
 @app.command()
@@ -43,11 +34,10 @@ def key(
     made = SigningKey.generate()
     made.save(out)
     made.public.save(public)
-    if json_:
-        emit({"out": str(out), "public": str(public), "signer": made.public.id})
-    else:
-        write(f"wrote {out} and {public}, signer {made.public.id}\n")
-        write(f"Keep {out} secret: anyone with it can sign in your name. Publish {public}.\n")
+    line = f"wrote {out} and {public}, signer {made.public.id}"
+    warning = f"Keep {out} secret: anyone with it can sign in your name. Publish {public}."
+    row = {"out": str(out), "public": str(public), "signer": made.public.id}
+    show(row, f"{line}\n{warning}", as_json=json_)
 
 
 @app.command()
@@ -55,10 +45,8 @@ def sign(
     text: TextFile,
     signer: Signer,
     out: Annotated[Path, typer.Option(metavar="OUT.jws", help="Write the signed report here.")],
-    key: KeyFiles = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Use all *.key files of a folder, like several --key.")
-    ] = None,
+    key: options.KeyFiles = None,
+    keys: options.KeyFolder = None,
     detector: options.Detector = None,
     reader: options.Reader = None,
     host: options.Host = None,
@@ -66,15 +54,9 @@ def sign(
     settings: options.Settings = None,
     prompt: options.Prompt = None,
     fpr: options.FalsePositiveRate = 0.01,
-    test: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Statistical test, as in dewmark detect.")
-    ] = None,
-    issuer: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Who issues the report: a name or an address.")
-    ] = None,
-    epoch: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Epoch of the key, if you rotate keys.")
-    ] = None,
+    test: options.Test = None,
+    issuer: Annotated[str | None, text_option(help="Who issues the report: a name or an address.")] = None,
+    epoch: Annotated[str | None, text_option(help="Epoch of the key, if you rotate keys.")] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Also write the report as a page to print.")
     ] = None,
@@ -121,10 +103,8 @@ def sign(
     save_text(out, document + "\n")
     if html is not None:
         save_text(html, render_report(verify(document, [secret.public]), document))
-    if json_:
-        emit({"out": str(out), "signer": secret.public.id, "report": claims})
-    else:
-        write(f"{Verdict(claims['verdict']).words}: {claims['sentence']}\n")
+    line = f"{Verdict(claims['verdict']).words}: {claims['sentence']}"
+    show({"out": str(out), "signer": secret.public.id, "report": claims}, line, as_json=json_)
     say(f"wrote {out}, signed by {secret.public.id}", quiet=quiet)
 
 
@@ -168,10 +148,8 @@ def verify_(
         if text is not None:
             _check_text(signed, text)
     except SignatureError as error:
-        if json_:
-            emit({"document": str(document), "valid": False, "reason": str(error)})
-        else:
-            write(f"NOT VALID: {printable(str(error))}\n")
+        invalid = {"document": str(document), "valid": False, "reason": str(error)}
+        show(invalid, f"NOT VALID: {printable(str(error))}", as_json=json_)
         raise typer.Exit(1) from None
     if html is not None:
         if signed.kind != REPORT:
@@ -189,9 +167,7 @@ def seal(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A folder, such as a public detector's page.")
     ],
-    signer: Annotated[
-        Path, typer.Option(metavar="FILE.pem", help="Sign with this key (dewmark report key).")
-    ],
+    signer: Signer,
     quiet: options.Quiet = False,
 ) -> None:
     """Sign the files of a folder to be published, as seal.jws in it; dewmark report verify checks them."""

@@ -15,6 +15,7 @@ from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
 from dewmark.policy import load_policy
 from dewmark.registry import unknown_name
+from dewmark_desk.cli import text_option, url_option
 from dewmark_desk.cli.token import StoreUrl
 
 if TYPE_CHECKING:
@@ -75,11 +76,7 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE.toml",
-            is_eager=True,
-            callback=_read_config,
-            help="Take options from this file.",
+            metavar="FILE.toml", is_eager=True, callback=_read_config, help="Take options from this file."
         ),
     ] = None,
     detector: Annotated[
@@ -191,20 +188,15 @@ def serve(
         ),
     ] = None,
     provider: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Who runs this service, for reports and the signpost.")
+        str | None, text_option(help="Who runs this service, for reports and the signpost.")
     ] = None,
-    contact: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Where to ask for access, for the signpost.")
-    ] = None,
-    public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="This service's address as others reach it.")
-    ] = None,
+    contact: Annotated[str | None, text_option(help="Where to ask for access, for the signpost.")] = None,
+    public_url: Annotated[str | None, url_option(help="This service's address as others reach it.")] = None,
     public_page: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where the page of dewmark detector export --page is published."),
+        str | None, url_option(help="Where the page of dewmark detector export --page is published.")
     ] = None,
     dossier: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the dossier of dewmark comply is published.")
+        str | None, url_option(help="Where the dossier of dewmark comply is published.")
     ] = None,
     fpr: options.FalsePositiveRate = 0.01,
     max_fpr: Annotated[

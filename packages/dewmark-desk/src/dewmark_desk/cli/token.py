@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import emit, write
+from dewmark_desk.cli import show
 
 if TYPE_CHECKING:
     from dewmark_desk.api_tokens import Caller, Tokens
@@ -84,10 +84,7 @@ def new(
         unlimited=unlimited,
         days=days,
     )
-    if json_:
-        emit({"token": text, **_row(made)})
-    else:
-        write(f"{text}\n")
+    show({"token": text, **_row(made)}, text, as_json=json_)
 
 
 @app.command("list")
@@ -95,15 +92,13 @@ def list_(store: StoreUrl = None, json_: options.Json = False) -> None:
     """List tokens by id; the tokens themselves are not stored."""
     for caller in _open(store).all():
         row = _row(caller)
-        if json_:
-            emit(row)
-            continue
         spent = f"{row['used']} of {row['budget']}" if row["budget"] else f"{row['used']}"
         ended = f"  revoked {row['revoked']}" if row["revoked"] else ""
         until = f"  until {row['expires']}" if row["expires"] else ""
         named = f"  {row['name']}" if row["name"] else ""
         tenants = "" if row["tenants"] == ["*"] else f"  for {','.join(row['tenants'])}"
-        write(f"{row['id']}  {','.join(row['scopes'])}{tenants}  {spent} texts{until}{ended}{named}\n")
+        line = f"{row['id']}  {','.join(row['scopes'])}{tenants}  {spent} texts{until}{ended}{named}"
+        show(row, line, as_json=json_)
 
 
 @app.command()
@@ -114,10 +109,7 @@ def revoke(
 ) -> None:
     """Revoke a token; a running service notices within a second."""
     revoked = _open(store).revoke(id_)
-    if json_:
-        emit(_row(revoked))
-    else:
-        write(f"revoked {revoked.id}\n")
+    show(_row(revoked), f"revoked {revoked.id}", as_json=json_)
 
 
 def open_store(url: str | None) -> Store:
