@@ -58,14 +58,8 @@ class RewritableDocument:
                 ]  # fmt: skip
                 if inside:
                     old = self.text[run.place.start : run.place.end]
-                    moved = [
-                        Candidate(
-                            each.start - run.place.start, each.end - run.place.start, each.old, each.new
-                        )
-                        for each in inside
-                    ]
-                    new = html.escape(apply(old, moved), quote=False)
-                    edits.append(Candidate(run.source.start, run.source.end, old, new))
+                    new = html.escape(apply(self.text, inside, run.place), quote=False)
+                    edits.append(Candidate(*run.source, old, new))
             written = io.BytesIO()
             with zipfile.ZipFile(written, "w") as copy:
                 for entry in archive.infolist():

@@ -27,7 +27,7 @@ from dewmark_rewrite.fluency import CausalReading, Judge, causal_judge
 from dewmark_rewrite.paraphrase import ChatEndpoint, Writer, drafts, endpoint_writer, local_writer
 from dewmark_rewrite.protection import MeaningCheck, protected_spans
 from dewmark_rewrite.search import Read, SearchLimits, Step, pruned, search, size
-from dewmark_rewrite.sentences import TextSpan, sentences
+from dewmark_rewrite.sentences import sentences
 from dewmark_rewrite.thesaurus import Candidate, Thesaurus, apply
 
 if TYPE_CHECKING:
@@ -133,14 +133,8 @@ class Rewritten:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         changes = [
-            {
-                "start": step.change.start,
-                "end": step.change.end,
-                "old": step.change.old,
-                "new": step.change.new,
-                "loss": step.change.cost,
-                "z": step.z,
-            }
+            {name: getattr(step.change, name) for name in ("start", "end", "old", "new")}
+            | {"loss": step.change.cost, "z": step.z}
             for step in self.steps
         ]
         return {
@@ -270,7 +264,7 @@ class Rewriter:
     def _keeps_meaning(self, text: str, change: Candidate, before: Sequence[Candidate]) -> bool:
         sentence = next(span for span in sentences(text) if span.overlaps(change.span))
         inside = [each for each in (*before, change) if each.span.overlaps(sentence)]
-        return self._meaning.keeps(text[sentence.start : sentence.end], _part(text, sentence, inside))
+        return self._meaning.keeps(text[sentence.start : sentence.end], apply(text, inside, sentence))
 
     @functools.cached_property
     def _meaning(self) -> MeaningCheck:
@@ -327,11 +321,3 @@ def _brought(change: Candidate) -> frozenset[str]:
     """The words that a change brings, or takes away if it brings none."""
     old, new = (frozenset(part.lower().replace(",", "").split()) for part in (change.old, change.new))
     return new - old or old
-
-
-def _part(text: str, sentence: TextSpan, changes: Sequence[Candidate]) -> str:
-    """A sentence of the text with changes."""
-    moved = [
-        replace(each, start=each.start - sentence.start, end=each.end - sentence.start) for each in changes
-    ]
-    return apply(text[sentence.start : sentence.end], moved)

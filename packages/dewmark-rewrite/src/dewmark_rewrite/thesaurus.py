@@ -203,14 +203,14 @@ class Thesaurus:
             yield i + 1, after.text
 
 
-def apply(text: str, changes: Sequence[Candidate]) -> str:
-    """The text with some changes made, none of which overlap."""
+def apply(text: str, changes: Sequence[Candidate], within: TextSpan | None = None) -> str:
+    """A text, or what lies ``within`` a span of it, with some changes made, none of which overlap."""
+    at, end = within or (0, len(text))
     pieces: list[str] = []
-    at = 0
     for change in sorted(changes, key=lambda change: change.start):
         pieces += (text[at : change.start], change.new)
         at = change.end
-    return "".join((*pieces, text[at:]))
+    return "".join((*pieces, text[at:end]))
 
 
 @functools.cache
@@ -315,9 +315,7 @@ def _named(tagged: Sequence[TaggedWord], i: int) -> bool:
 
 def _same_part(old: str, new: str, inflection: str) -> bool:
     """Whether a new past form leaves open what the old one did: a tagger mistakes "started" for "begun"."""
-    if inflection not in ("VBD", "VBN") or not old.endswith("ed"):
-        return True
-    return new.endswith("ed")
+    return inflection not in ("VBD", "VBN") or not old.endswith("ed") or new.endswith("ed")
 
 
 def _items(tagged: Sequence[TaggedWord], i: int) -> list[tuple[int, int]]:
