@@ -84,10 +84,6 @@ class Caller:
         """Whether the token may use a tenant's keys."""
         return tenant in self.tenants or ALL_TENANTS in self.tenants
 
-    def is_valid(self, now: float) -> bool:
-        """Whether the token is neither revoked nor expired."""
-        return self.revoked is None and (self.expires is None or now < self.expires)
-
 
 OPEN = Caller("", "open", frozenset(Scope), frozenset([ALL_TENANTS]))
 
@@ -212,11 +208,9 @@ class Tokens:
         same = hmac.compare_digest(digest, _digest(secret))
         if not (found and same):
             return None
-        if caller.is_valid(self._clock()):
-            return caller
-        if caller.revoked is None:
-            self.revoke(caller.id)
-        return None
+        if caller.revoked is None and caller.expires is not None and self._clock() >= caller.expires:
+            caller = self.revoke(caller.id)
+        return caller if caller.revoked is None else None
 
     def check(self, caller: Caller) -> None:
         """Raise `Rejected` if even one more text would be, before anything is known about the request."""

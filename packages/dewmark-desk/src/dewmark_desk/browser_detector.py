@@ -72,7 +72,8 @@ def write_page(bound: BoundScheme, folder: Path) -> dict[str, Any]:
     }
     files = {name: (source / name).read_text(encoding="utf-8") for name in _FILES}
     files["detector.json"] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-    files["data.js"] = f'"use strict";\nconst DATA = {_compact(data)};\n'
+    compact = json.dumps(data, separators=(",", ":"))
+    files["data.js"] = f'"use strict";\nconst DATA = {compact};\n'
     files["arrays.js"] = _script(zlib.compress(blob, 9))
     for name, text in files.items():
         with atomic_write(folder / name) as stream:
@@ -194,7 +195,3 @@ def _ranges(value: Callable[[str], Any], *, nothing: object) -> list[tuple[int, 
             inside = [*run]
             found.append((inside[0], inside[-1], each))
     return found
-
-
-def _compact(data: object) -> str:
-    return json.dumps(data, separators=(",", ":"))

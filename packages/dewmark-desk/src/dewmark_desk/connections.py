@@ -94,12 +94,7 @@ def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 
 def guarded_protocol(connections: Connections) -> type[H11Protocol]:
     """uvicorn's HTTP protocol within limits."""
-
-    class Guarded(_Guarded):
-        pass
-
-    Guarded.kept = connections
-    return Guarded
+    return type("Guarded", (_Guarded,), {"kept": connections})
 
 
 class _Guarded(H11Protocol):

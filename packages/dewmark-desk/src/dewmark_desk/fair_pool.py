@@ -116,18 +116,7 @@ class FairPool:
     def _work(self) -> None:
         while tasks := self._take():
             started = time.monotonic()
-            try:
-                results = list(tasks[0].handler([item for task in tasks for item in task.items]))
-            except BaseException as error:  # noqa: BLE001 - goes to the caller
-                if len(tasks) == 1:
-                    tasks[0].future.set_exception(error)
-                else:
-                    for task in tasks:  # one of them is at fault; the others get their results
-                        _run_alone(task)
-            else:
-                for task in tasks:
-                    task.future.set_result(results[: len(task.items)])
-                    del results[: len(task.items)]
+            _run(tasks)
             cost = max(sum(task.cost for task in tasks), 1e-3)
             self.pace = _DECAY * self.pace + (1.0 - _DECAY) * (time.monotonic() - started) / cost
             with self._changed:
@@ -165,8 +154,17 @@ class FairPool:
                     return taken
 
 
-def _run_alone(task: _Task) -> None:
+def _run(tasks: list[_Task]) -> None:
+    """Run tasks as one batch; if it fails, each alone: one is at fault, and the others get their results."""
     try:
-        task.future.set_result(list(task.handler(task.items)))
+        results = list(tasks[0].handler([item for task in tasks for item in task.items]))
     except BaseException as error:  # noqa: BLE001 - goes to the caller
-        task.future.set_exception(error)
+        if len(tasks) == 1:
+            tasks[0].future.set_exception(error)
+        else:
+            for task in tasks:
+                _run([task])
+        return
+    for task in tasks:
+        task.future.set_result(results[: len(task.items)])
+        del results[: len(task.items)]

@@ -79,11 +79,8 @@ class GenerationRequest:
     def samples_like(self, other: GenerationRequest) -> bool:
         """Whether it has the same mark, and decoding options that differ in length at most."""
         decoding = dataclasses.replace(self.decoding, max_new_tokens=other.decoding.max_new_tokens)
-        return self._mark == other._mark and decoding == other.decoding
-
-    @property
-    def _mark(self) -> tuple[str, int | None, bool, str | None]:
-        return self.tenant, self.payload, self.marked, self.grammar
+        mine, theirs = ((each.tenant, each.payload, each.marked, each.grammar) for each in (self, other))
+        return mine == theirs and decoding == other.decoding
 
 
 class TextStream:
@@ -96,7 +93,8 @@ class TextStream:
         self._decode = decode
         self._ids: list[int] = []
         self._sent = 0  # characters
-        self._open = True
+        self.open = True
+        """Whether more tokens are needed."""
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
 
@@ -105,14 +103,9 @@ class TextStream:
         """What was written so far and sent."""
         return self._decode(self._ids)[: self._sent]
 
-    @property
-    def open(self) -> bool:
-        """Whether more tokens are needed."""
-        return self._open
-
     def cancel(self) -> None:
         """Stop, because the reader has gone."""
-        self._open = False
+        self.open = False
 
     def take(self, token: int | None) -> None:
         """Add the next token, or None at the end of the text. Called by the generating thread."""
@@ -134,15 +127,15 @@ class TextStream:
 
     def end(self) -> None:
         """Send the rest of the text. Called by the generating thread."""
-        if self._open:
+        if self.open:
             text = self._decode(self._ids)
             self._send(text, len(text))
             self._close()
 
     def fail(self, error: BaseException) -> None:
         """End with an error. Called by the generating thread."""
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             self._put(error)
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -157,14 +150,14 @@ class TextStream:
             self._sent = until
 
     def _close(self) -> None:
-        self._open = False
+        self.open = False
         self._put(None)
 
     def _put(self, piece: str | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
         except RuntimeError:  # the event loop has closed, so there is no reader
-            self._open = False
+            self.open = False
 
 
 class TextGenerator:
@@ -202,15 +195,13 @@ class TextGenerator:
         return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
 
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
-        if request.grammar is not None:
-            bound = policed(self._marking(request), self.policy if request.marked else None)
-            return constrained(bound, request.grammar, marked=request.marked)
-        if not request.marked:
+        if request.grammar is None and not request.marked:
             return None
-        return policed(self._marking(request), self.policy)
-
-    def _marking(self, request: GenerationRequest) -> BoundScheme:
-        return for_member(self.writers[request.tenant], member=None, payload=request.payload)
+        bound = for_member(self.writers[request.tenant], member=None, payload=request.payload)
+        bound = policed(bound, self.policy if request.marked else None)
+        if request.grammar is not None:
+            bound = constrained(bound, request.grammar, marked=request.marked)
+        return bound
 
     def count_tokens(self, prompt: str) -> int:
         """The number of tokens in a prompt; special tokens of a chat template count once if recognized."""

@@ -63,15 +63,8 @@ def error_body(status: int, code: str, message: str, request_id: str) -> dict[st
 
 def add_handlers(app: FastAPI) -> None:
     """Turn every exception that a route may raise into an error response."""
-    for kind in (
-        HTTPException,
-        RequestValidationError,
-        DewmarkError,
-        Overloaded,
-        Rejected,
-        TooManyJobs,
-        sa.exc.SQLAlchemyError,
-    ):
+    ours = (DewmarkError, Overloaded, Rejected, TooManyJobs)
+    for kind in (HTTPException, RequestValidationError, sa.exc.SQLAlchemyError, *ours):
         app.add_exception_handler(kind, _handle)
 
 

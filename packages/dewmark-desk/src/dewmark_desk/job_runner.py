@@ -97,8 +97,8 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            score = prepare(job, tenants)
             how = _examination(job, tenants)
+            score = prepare(job, how)
             empty, page = (seconds_of(Query("x" * size), how) for size in (1, 1001))
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
             characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
@@ -130,9 +130,9 @@ class JobRunner:
             raise InputError("a tenant of this job is no longer served: submit the job again")
         return [self._tenants[id_] for id_ in ids]
 
-    def _score(self, job: Job, tenants: Sequence[Tenant]) -> Scoring:
+    def _score(self, job: Job, how: Examination) -> Scoring:
         # an audit is what a language needs
-        anywhere = for_languages(tenants[0].bound, LanguagePolicy(every=True))
+        anywhere = for_languages(how.tenants[0].bound, LanguagePolicy(every=True))
 
         def score(some: Sequence[Item]) -> list[ScoredItem]:
             texts, prompts = [item.text for item in some], [item.prompt for item in some]
@@ -144,9 +144,7 @@ class JobRunner:
 
         return score
 
-    def _detect(self, job: Job, tenants: Sequence[Tenant]) -> Scoring:
-        how = _examination(job, tenants)
-
+    def _detect(self, job: Job, how: Examination) -> Scoring:
         def score(some: Sequence[Item]) -> list[ScoredItem]:
             queries = [Query(item.text, item.prompt) for item in some]
             found = [answer.said for answer in verdicts.detect(queries, how)]

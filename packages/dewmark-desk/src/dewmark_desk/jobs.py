@@ -187,19 +187,17 @@ class Jobs:
 
     def delete(self, id_: str) -> None:
         """Delete a job and its texts; a worker that runs it notices and stops."""
-        with self._store.write() as connection:
-            for table in (words, items):
-                connection.execute(sa.delete(table).where(table.c.job == id_))
-            connection.execute(sa.delete(jobs).where(jobs.c.id == id_))
-        self._forget()
+        self._delete(jobs.c.id == id_)
 
     def expire(self, *, days: float) -> int:
         """Delete the jobs that ended this long ago; returns their number."""
-        old = jobs.c.finished < self._clock() - 86_400.0 * days
+        return self._delete(jobs.c.finished < self._clock() - 86_400.0 * days)
+
+    def _delete(self, which: sa.ColumnElement[bool]) -> int:
         with self._store.write() as connection:
             for table in (words, items):
-                connection.execute(sa.delete(table).where(table.c.job.in_(sa.select(jobs.c.id).where(old))))
-            gone = connection.execute(sa.delete(jobs).where(old)).rowcount
+                connection.execute(sa.delete(table).where(table.c.job.in_(sa.select(jobs.c.id).where(which))))
+            gone = connection.execute(sa.delete(jobs).where(which)).rowcount
         self._forget()
         return int(gone)
 
@@ -373,8 +371,7 @@ def _first(connection: sa.Connection, job: Job) -> dict[str, Any]:
 
 
 def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy
-    names = Job.__dataclass_fields__
-    return Job(**{name: getattr(row, name) for name in names})
+    return Job(**{name: getattr(row, name) for name in Job.__dataclass_fields__})
 
 
 def _storable(text: str | None) -> str | None:

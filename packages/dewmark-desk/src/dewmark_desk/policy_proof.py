@@ -13,20 +13,19 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
 
-from dewmark.decoding import Decoding
 from dewmark.policy import Policy, policed
 from dewmark.scheme import BoundScheme
 from dewmark.types import Detection, Generation
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
-from dewmark_desk.structured_output import constrained, grammar_of
+from dewmark_desk.structured_output import constrained, grammar_of, object_schema
 
 __all__ = ["Proof", "mean_score", "parses", "prove", "span_scores"]
 
@@ -46,15 +45,10 @@ _TASKS = (
 _MANNERS = ("", "Please: ", "Be brief. ", "For my project: ")
 _TEXT, _NUMBER = {"type": "string", "maxLength": 30}, {"type": "integer", "minimum": 0, "maximum": 999}
 
-
-def _object(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schemas
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-
-
-_RECORD = _object(name=_TEXT, kind=_TEXT, count=_NUMBER)
+_RECORD = object_schema(name=_TEXT, kind=_TEXT, count=_NUMBER)
 _CALLS = {
     "anyOf": [
-        _object(name={"const": name}, arguments=_object(**fields))
+        object_schema(name={"const": name}, arguments=object_schema(**fields))
         for name, fields in (
             ("search", {"query": _TEXT}),
             ("book", {"item": _TEXT, "count": _NUMBER}),
@@ -180,6 +174,7 @@ def prove(
     kinds: list[str] = []
     prompts: list[str] = []
     answers: list[tuple[Generation, Generation]] = []
+    decoding = dataclasses.replace(watermark.chat_format.decoding, max_new_tokens=max_new_tokens)
     each = -(-requests // len(_ASKED))
     for kind, ask in _ASKED.items():
         things = _TASKS if kind == "code" else _THINGS
@@ -189,31 +184,27 @@ def prove(
         ]
         asked = asked[: requests - len(kinds)]
         rendered = [watermark.chat_format.render([{"role": "user", "content": text}]) for text in asked]
-        decoding = watermark.chat_format.decoding
-        write = _writer(watermark, policy, kind, decoding, max_new_tokens, batch_size)
+        seeds = range(seed + len(kinds), seed + len(kinds) + len(rendered))
+        options = {"seeds": seeds, "decoding": decoding, "batch_size": batch_size}
         progress(f"{kind}, unmarked", len(kinds), requests)
-        plain = write(rendered, seed + len(kinds), False)
+        plain = _answers(watermark, kind, rendered, None, **options)
         progress(f"{kind}, marked", len(kinds), requests)
-        answers += zip(plain, write(rendered, seed + len(kinds), True), strict=True)
+        answers += zip(plain, _answers(watermark, kind, rendered, policy, **options), strict=True)
         kinds += [kind] * len(asked)
         prompts += rendered
     return Proof(policy, kinds, prompts, answers, watermark.scheme, max_new_tokens)
 
 
-def _writer(
-    watermark: Watermark, policy: Policy, kind: str, decoding: Decoding, tokens: int, batch_size: int
-) -> Callable[[Sequence[str], int, bool], list[Generation]]:
-    """What answers requests of one kind."""
-    options = dataclasses.replace(decoding, max_new_tokens=tokens)
-    schema = _SCHEMAS.get(kind)
-
-    def write(prompts: Sequence[str], seed: int, marked: bool) -> list[Generation]:
-        scheme: BoundScheme | None = policed(watermark.scheme, policy) if marked else None
-        if schema is not None:
-            scheme = constrained(scheme or watermark.scheme, grammar_of(schema), marked=marked)
-        seeds = range(seed, seed + len(prompts))
-        return watermark.host.generate(
-            list(prompts), scheme=scheme, seeds=seeds, decoding=options, batch_size=batch_size
-        )
-
-    return write
+def _answers(
+    watermark: Watermark,
+    kind: str,
+    prompts: list[str],
+    policy: Policy | None,
+    **options: Any,  # noqa: ANN401 - of Host.generate
+) -> list[Generation]:
+    """Answers to requests of one kind: marked under a policy, or unmarked without one."""
+    scheme = None if policy is None else policed(watermark.scheme, policy)
+    if kind in _SCHEMAS:
+        grammar = grammar_of(_SCHEMAS[kind])
+        scheme = constrained(scheme or watermark.scheme, grammar, marked=policy is not None)
+    return watermark.host.generate(prompts, scheme=scheme, **options)

@@ -67,7 +67,7 @@ class Service:
         chain = settings.certificate
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
-        self._runner = JobRunner(
+        self.runner = JobRunner(
             self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
         )
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
@@ -76,12 +76,12 @@ class Service:
 
     def start(self) -> None:
         """Start the background work."""
-        self._runner.start()
+        self.runner.start()
 
     def close(self) -> None:
         """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
         self.draining = True
-        self._runner.close()
+        self.runner.close()
         if self.generator is not None:
             self.generator.close()
         for pool in self.pools:
@@ -94,10 +94,6 @@ class Service:
         if self.query_log is not None:
             gone += self.query_log.expire(days=self.settings.log_days)
         return gone
-
-    def wake_jobs(self) -> None:
-        """Poll for a new job now."""
-        self._runner.wake()
 
     def ready(self) -> bool:
         """Whether requests can be served: the store answers, and the service is not stopping."""

@@ -191,20 +191,14 @@ class Settings:
         for option, url in (("--public-url", self.public_url), ("--public-page", self.public_page)):
             if url is not None and not url.startswith(("https://", "http://")):
                 raise ConfigError(f"{option} must begin with https:// or http://, got {url!r}")
-        positive = ("workers", "threads", "text_bytes")
-        for name in (*positive, "max_waiting_completions", "generation_batch_size"):
+        for name in ("workers", "threads", "text_bytes", "max_waiting_completions", "generation_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def may_be_open(self) -> bool:
         """Whether the service may answer without tokens until the first one is created."""
-        return not self.require_tokens and (self.without_tokens or self.loopback)
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the service is reachable from this machine only."""
-        return is_loopback(self.host)
+        return not self.require_tokens and (self.without_tokens or is_loopback(self.host))
 
     def to_json(self) -> str:
         """JSON for a worker process. It contains the store's URL: never print it."""

@@ -21,7 +21,7 @@ from dewmark.arrays import I64, Mask
 from dewmark.errors import ConfigError
 from dewmark.extras import require
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, Session, draw, fresh_seeds
+from dewmark.sampling import Choice, ChoosingSession, RandomStreams, draw, fresh_seeds
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
     from dewmark.types import Seeds
 
-__all__ = ["constrained", "grammar_of"]
+__all__ = ["constrained", "grammar_of", "object_schema"]
+
+
+def object_schema(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schemas
+    """The schema of an object with these fields and no others."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 def grammar_of(schema: Mapping[str, Any], *, what: str = "response_format", or_text: bool = False) -> str:
@@ -69,7 +74,7 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
         )
     changed = copy.copy(bound)
     changed.session = functools.partial(  # type: ignore[method-assign]
-        _session, grammar, guide, bound if marked else None
+        GrammarSession, grammar, guide, bound if marked else None
     )
     return changed
 
@@ -87,31 +92,26 @@ def _guide(tokenizer: HFTokenizer, vocab_size: int) -> Any:  # noqa: ANN401 - a 
     return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=tokenizer.eos_id)
 
 
-def _session(
-    grammar: str,
-    guide: Any,  # noqa: ANN401 - a tokenizer of llguidance
-    bound: BoundScheme | None,
-    prompt_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    *,
-    seeds: Seeds = None,
-) -> GrammarSession:
-    rows = [_matcher()(guide, grammar) for _ in prompt_ids]
-    start, drawn = prompt_ids.shape[1], fresh_seeds(len(rows), seeds)
-    inner = None if bound is None else bound.session(prompt_ids, attention_mask, seeds=drawn)
-    final = bound is not None and bound.needs.final_distribution
-    return GrammarSession(rows, inner, final=final, start=start, seeds=drawn, end=guide.eos_token)
-
-
 class GrammarSession(ChoosingSession):
-    """Draws each row's token among those that its matcher allows; ``end`` follows a complete value."""
+    """Draws each row's token among those that its matcher allows; the end follows a complete value."""
 
     def __init__(
-        self, rows: list[Any], inner: Session | None, *, final: bool, start: int, seeds: list[int], end: int
+        self,
+        grammar: str,
+        guide: Any,  # noqa: ANN401 - a tokenizer of llguidance
+        bound: BoundScheme | None,
+        prompt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        seeds: Seeds = None,
     ) -> None:
-        self._matchers, self._session, self._final = rows, inner, final
-        self._start, self._seeds, self._end = start, seeds, end
-        self._read = 0
+        self._matchers = [_matcher()(guide, grammar) for _ in prompt_ids]
+        self._seeds, self._end = fresh_seeds(len(self._matchers), seeds), guide.eos_token
+        self._session = (
+            None if bound is None else bound.session(prompt_ids, attention_mask, seeds=self._seeds)
+        )
+        self._final = bound is not None and bound.needs.final_distribution
+        self._start, self._read = prompt_ids.shape[1], 0
         self._noise: RandomStreams | None = None
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
@@ -134,10 +134,7 @@ class GrammarSession(ChoosingSession):
     def _allowed(self, matcher: Any, vocab_size: int) -> Mask:  # noqa: ANN401 - a matcher of llguidance
         """Which ids (vocab,) may follow."""
         found = np.zeros(vocab_size, dtype=bool)
-        if matcher.is_stopped():
-            found[self._end] = True
-            return found
-        found[_allowed_ids(matcher)] = True
+        found[self._end if matcher.is_stopped() else _allowed_ids(matcher)] = True
         return found
 
 

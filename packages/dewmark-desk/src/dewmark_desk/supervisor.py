@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from dewmark.errors import ConfigError, DewmarkError
 from dewmark_desk.settings import Settings
@@ -108,16 +107,9 @@ class Supervisor:
 
     def handle_signals(self) -> None:
         """Stop on Ctrl-C and SIGTERM, reload on SIGHUP; call it in the main thread."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            self._stop.set()
-
-        def reload(number: int, frame: FrameType | None) -> None:
-            self._hung_up.set()
-
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        signal.signal(signal.SIGHUP, reload)
+            signal.signal(number, lambda *_: self._stop.set())
+        signal.signal(signal.SIGHUP, lambda *_: self._hung_up.set())
 
     def _run(self, environment: dict[str, str], on_ready: Callable[[], None]) -> int:
         announced = False

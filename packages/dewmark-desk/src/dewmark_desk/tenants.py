@@ -204,9 +204,7 @@ def unmarked_text() -> str:
     return package_file("human.txt").read_text(encoding="utf-8").strip().split("\n\n")[0]
 
 
-def open_writers(
-    settings: Settings, tenants: Mapping[str, Tenant], *, progress: Progress | None = None
-) -> tuple[Host, dict[str, BoundScheme]]:
+def open_writers(settings: Settings, tenants: Mapping[str, Tenant]) -> tuple[Host, dict[str, BoundScheme]]:
     """The host, and the mark of each tenant that has a current key, configured like that key's detector."""
     if settings.host_model is None or not settings.keys:
         raise ConfigError("marking needs --host-model MODEL and --key FILE: a detector cannot mark")
@@ -226,7 +224,6 @@ def open_writers(
             settings=bound.scheme.to_dict(),
             device=settings.device,
             dtype=settings.dtype,
-            progress=progress,
         )
         host = watermark.host
         if not bound.scheme.host_free:
@@ -243,16 +240,11 @@ def open_writers(
 
 
 def _bind(key: Key, settings: Settings, kind: Kind | None, progress: Progress | None) -> BoundScheme:
-    if kind is not None:
-        return load_scheme(
-            key, host=kind.host, scheme=kind.scheme or "dew", settings=kind.settings, progress=progress
-        )
+    if kind is None:
+        host = settings.vocabulary or settings.host_model
+        kind = Kind(settings.scheme, host, config.parse_settings(settings.scheme_settings))
     return load_scheme(
-        key,
-        host=settings.vocabulary or settings.host_model,
-        scheme=settings.scheme or "dew",
-        settings=config.parse_settings(settings.scheme_settings),
-        progress=progress,
+        key, host=kind.host, scheme=kind.scheme or "dew", settings=kind.settings, progress=progress
     )
 
 

@@ -91,9 +91,11 @@ class Provider:
         clean = unicodedata.normalize("NFC", text).rstrip()
         if not clean.strip():
             raise InputError("the text is empty: there is nothing to sign")
-        assertions = [{"label": "c2pa.actions.v2", "data": {"actions": [_created(model)]}}]
+        created = {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": {"name": model}}
+        assertions: list[Json] = [{"label": "c2pa.actions.v2", "data": {"actions": [created]}}]
         if fingerprint is not None:
-            assertions.append({"label": "c2pa.soft-binding", "data": _binding(scheme or "dew", fingerprint)})
+            mark = {"alg": f"dewmark.{scheme or 'dew'}", "blocks": [{"scope": {}, "value": fingerprint}]}
+            assertions.append({"label": "c2pa.soft-binding", "data": mark})
         claim = {
             "claim_generator_info": [{"name": "dewmark", "version": __version__}],
             "format": "text/plain",
@@ -205,14 +207,6 @@ def compared(manifest: Manifest, found: Detection, keys: Collection[str]) -> tup
         else f"it names key {named}, which was not tried"
     )
     return "manifest_alone", f"{who}; {why}."
-
-
-def _created(model: str) -> dict[str, Any]:
-    return {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": {"name": model}}
-
-
-def _binding(scheme: str, fingerprint: str) -> dict[str, Any]:
-    return {"alg": f"dewmark.{scheme}", "blocks": [{"scope": {}, "value": fingerprint}]}
 
 
 def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifest:

@@ -28,8 +28,6 @@ from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants, open_writers
 from dewmark_desk.verdicts import Examination, Query
 
-READY = "ready"
-
 
 def open_service(settings: Settings) -> Service:
     """Open the detectors and the host, if there is one; the command line has already verified the files."""
@@ -63,7 +61,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        sys.stdout.write(f"{READY}\n")
+        sys.stdout.write("ready\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -80,25 +78,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(settings: Settings, listening: socket.socket) -> None:
-    """Serve until a signal; running requests are finished first."""
-    service = open_service(settings)
-    config = server_config(create_app(service), settings)
-    _Server(config, service).run(sockets=[listening])
-
-
 def _stop_with_supervisor() -> None:
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
-    """Run as a worker."""
+    """Serve until a signal; running requests are finished first."""
     set_up_logging()
     settings = Settings.from_json(sys.stdin.readline())
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     try:
-        serve(settings, socket.socket(fileno=int(sys.argv[1])))
+        service = open_service(settings)
+        config = server_config(create_app(service), settings)
+        _Server(config, service).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
     except DewmarkError as error:
         # the command line has checked the files, so something was taken away since: no traceback
         why = {"fields": {"why": str(error)}}

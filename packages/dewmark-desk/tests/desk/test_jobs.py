@@ -156,7 +156,7 @@ class TestAudit:
 
     def test_audits_have_limits(self, open_service):
         client = open_service(jobs_per_token=1, audit_texts=30)
-        client.service._runner.close()  # no job is run
+        client.service.runner.close()  # no job is run
         assert (
             client.post("/v1/audit", json={"texts": [{"text": f"a {i}"} for i in range(31)]}).status_code
             == 422

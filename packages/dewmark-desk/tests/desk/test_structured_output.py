@@ -14,7 +14,7 @@ from dewmark.errors import ConfigError
 
 llguidance = pytest.importorskip("llguidance")
 
-from dewmark_desk.structured_output import _session, constrained, grammar_of  # noqa: E402
+from dewmark_desk.structured_output import GrammarSession, constrained, grammar_of  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -43,7 +43,7 @@ def test_random_hosts_write_what_the_schema_asks_for(letters, temperature):
     rows, vocab = 16, tokenizer.get_vocab_size()
     guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=end)
     ids = torch.zeros((rows, 1), dtype=torch.long)
-    session = _session(grammar_of(SCHEMA), guide, None, ids, seeds=range(rows))
+    session = GrammarSession(grammar_of(SCHEMA), guide, None, ids, seeds=range(rows))
     generator = torch.Generator().manual_seed(7)
     for _ in range(200):
         logits = torch.randn((rows, vocab), generator=generator)

@@ -13,7 +13,7 @@ from dewmark_desk.generation import TextStream
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.routes.openai import ChatMessage
 from dewmark_desk.routes.tool_calls import NamedTool, Tool, call_of, description, grammar_of_tools, offered
-from dewmark_desk.structured_output import _session
+from dewmark_desk.structured_output import GrammarSession
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -48,7 +48,7 @@ def written(letters, choice, rows=24, steps=120):  # noqa: F811 - the fixture
     guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=end)
     ids = torch.zeros((rows, 1), dtype=torch.long)
     grammar = grammar_of_tools(functions(choice), choice)
-    session = _session(grammar, guide, None, ids, seeds=range(rows))
+    session = GrammarSession(grammar, guide, None, ids, seeds=range(rows))
     generator = torch.Generator().manual_seed(7)
     brace = tokenizer.encode("{").ids[0]
     for step in range(steps):

@@ -180,7 +180,7 @@ async def _submit(
         try:
             async with service.charged(caller, len(texts), requests=1):
                 job = await service.in_thread(submit)
-            service.wake_jobs()
+            service.runner.wake()
         except sa.exc.IntegrityError:  # the same request came twice at the same moment
             if (job := await service.in_thread(find)) is None:
                 raise

@@ -39,6 +39,7 @@ from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
 from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.routes.tool_calls import (
     Function,
+    Strict,
     Tool,
     ToolCall,
     ToolChoice,
@@ -75,18 +76,14 @@ Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Schema(Strict):
     name: str | None = Field(None, max_length=64)
     description: str | None = None
     strict: bool | None = None
     schema_: Json = Field(alias="schema")
 
 
-class _Format(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Format(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _Schema | None = None
 
@@ -102,9 +99,7 @@ class _Format(BaseModel):
             raise ApiError(422, "invalid_request", f"response_format: {error}") from None
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Request(Strict):
     model: str = Field(max_length=500)
     tenant: str | None = Field(
         None, max_length=64, description="Whose key marks; only for tokens of several tenants."

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dewmark.errors import MissingExtraError
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.structured_output import grammar_of
+from dewmark_desk.structured_output import grammar_of, object_schema
 
 Json = dict[str, Any]
 
@@ -24,11 +24,13 @@ _ASK = """You may call one of these functions, described as JSON:
 To call one, answer with its name and arguments alone: {{"name": "...", "arguments": {{...}}}}"""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Rejects unknown fields."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that may be called, and the JSON schema of its arguments."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -37,20 +39,20 @@ class Function(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool; only functions are known."""
 
     type: Literal["function"]
     function: Function
 
 
-class Named(_Strict):
+class Named(Strict):
     """The name of a function."""
 
     name: str = Field(max_length=64)
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     """The function that must be called."""
 
     type: Literal["function"]
@@ -95,12 +97,7 @@ def offered(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> list[Fun
 def grammar_of_tools(functions: Sequence[Function], choice: ToolChoice | None) -> str:
     """What an answer must look like: a call, or also a text where the model may choose."""
     calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": each.name}, "arguments": each.parameters or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
+        object_schema(name={"const": each.name}, arguments=each.parameters or {"type": "object"})
         for each in functions
     ]
     try:
