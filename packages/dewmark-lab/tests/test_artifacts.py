@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 def test_round_trip(folder):
     made = load_artifact(str(folder), scheme="sir")
-    assert made.parameters == {"outputs": 3}
+    assert made.card["parameters"] == {"outputs": 3}
     assert made.encoder == "bag"
     assert made.arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():

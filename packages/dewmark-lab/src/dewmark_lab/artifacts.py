@@ -43,11 +43,6 @@ class Artifact:
     identity: str
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters that training stored with the arrays."""
-        return dict(self.card["parameters"])
-
-    @property
     def encoder(self) -> str:
         """The name of the encoder it was trained with."""
         return str(self.card["encoder"]["name"])

@@ -133,28 +133,21 @@ def spread(values: Scores) -> Spread:
 
 
 def bootstrap(
-    statistic: Statistic,
-    positives: Scores,
-    negatives: Scores,
-    *,
-    resamples: int = 2000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    statistic: Statistic, positives: Scores, negatives: Scores, *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """A percentile interval of ``statistic(positives, negatives)``; the two are resampled separately.
+    """A 95% percentile interval of ``statistic(positives, negatives)``; the two are resampled separately.
 
     A statistic at the end of its range (an AUROC of 1) gets an interval of zero width, which says nothing
     about unseen texts: for shares use `rate`, whose interval is exact.
     """
-    check_confidence(confidence)
     if resamples < 1:
         raise ConfigError(f"resamples must be at least 1, got {resamples}")
     high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
     rng = np.random.default_rng(seed)
     sizes = len(high), len(low)
     drawn = [statistic(rng.choice(high, sizes[0]), rng.choice(low, sizes[1])) for _ in range(resamples)]
-    ends = np.quantile(drawn, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
-    return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), confidence)
+    low_end, high_end = np.quantile(drawn, [(1.0 - 0.95) / 2.0, (1.0 + 0.95) / 2.0])
+    return Interval(float(statistic(high, low)), float(low_end), float(high_end), 0.95)
 
 
 def mean_interval(values: ArrayLike, *, grain: float = 0.0, confidence: float = 0.95) -> Interval:

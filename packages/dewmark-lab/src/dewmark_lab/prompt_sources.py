@@ -73,16 +73,19 @@ def truncate(rows: list[Row], tokenizer: Tokenizer, *, tokens: int) -> list[Row]
     return [{**row, "text": text} for row, text in zip(rows, texts, strict=True) if text]
 
 
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte-order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from None
+
+
 def _stream(source: str) -> Iterable[Row]:
-    if source == OPENINGS:
-        return openings()
-    if source == REQUESTS:
-        return requests()
-    if source == AGAIN:
-        return _repeated_openings()
-    if source == C4:
-        return _c4()
-    return _file_rows(_file(source), _FIELDS)
+    own = {OPENINGS: openings, REQUESTS: requests, AGAIN: _repeated_openings, C4: _c4}
+    return own[source]() if source in own else _file_rows(_file(source), _FIELDS)
 
 
 def _repeated_openings() -> Iterator[Row]:

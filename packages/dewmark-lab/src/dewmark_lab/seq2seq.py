@@ -24,8 +24,6 @@ from dewmark.sampling import RandomStreams, draw
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dewmark.workspace import Progress
-
 
 class Seq2Seq:
     """An encoder-decoder model in memory and its tokenizer."""
@@ -89,22 +87,15 @@ class Seq2Seq:
 
 
 def load_seq2seq(
-    name: str,
-    *,
-    tokenizer: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: Progress | None = None,
+    name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str = "auto"
 ) -> Seq2Seq:
     """Load a model from a local folder or a hub id, with the tokenizer of another one if given."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     target = torch_device(device)
     kind = torch_dtype(dtype, target)
-    source = resolve(name, progress=progress)
-    tokenizer_source = source if tokenizer is None else resolve(tokenizer, weights=False, progress=progress)
-    if progress is not None:
-        progress(f"loading {name}", 0, 1)
+    source = resolve(name)
+    tokenizer_source = source if tokenizer is None else resolve(tokenizer, weights=False)
     try:
         with quiet_libraries():
             loaded = AutoTokenizer.from_pretrained(tokenizer_source.location, **tokenizer_source.options)
@@ -121,6 +112,4 @@ def load_seq2seq(
         raise ModelError(f"{name} does not fit in the memory of {target}: use device='cpu'") from None
     except Exception as error:
         raise load_error(name, error) from error
-    if progress is not None:
-        progress(f"loading {name}", 1, 1)
     return Seq2Seq(model, loaded)

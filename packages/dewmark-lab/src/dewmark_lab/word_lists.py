@@ -33,8 +33,6 @@ SIZES: Mapping[str, int] = {
 """The languages of the default lexicon, and how many forms each contributes."""
 
 _NO_DIGITS = regex.compile(r"(?!.*\p{N}).+", regex.V1)
-
-
 _OTHER_SIZE = 10_000
 _ZIPF = 0.1  # the word of rank r has frequency 0.1 / (r + 1)
 
@@ -137,19 +135,16 @@ _PAIRS = {
 # Particles after a consonant and after a vowel.
 _PARTICLES = (("은", "는"), ("이", "가"), ("을", "를"), ("과", "와"), ("으로", "로"))
 _INVARIANT = ("에", "의", "도", "에서", "에게", "만", "까지", "부터", "들", "들은", "들이", "들을", "들의")
-_HANGUL, _FINALS = 0xAC00, 28
+_HANGUL, _LAST_HANGUL, _FINALS = 0xAC00, 0xD7A3, 28
 _STEMS = 1_500
 
 
 def _joined(language: str, listed: Mapping[str, float]) -> dict[str, float]:
     """A language's list with the joined forms that `words` leaves whole."""
     found = dict(listed)
-    if language in _ELIDED:
-        for joined, frequency in _elisions(language, listed):
-            found[joined] = max(found.get(joined, 0.0), frequency)
-    if language == "ko":
-        for joined, frequency in _with_particles(listed):
-            found[joined] = max(found.get(joined, 0.0), frequency)
+    if language in (*_ELIDED, "ko"):
+        for joined, p in _with_particles(listed) if language == "ko" else _elisions(language, listed):
+            found[joined] = max(found.get(joined, 0.0), p)
     return found
 
 
@@ -167,14 +162,11 @@ def _elisions(language: str, listed: Mapping[str, float]) -> Iterator[tuple[str,
 
 def _with_particles(listed: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     particles = {*_INVARIANT, *(part for pair in _PARTICLES for part in pair)}
-    stems = [word for word in listed if len(word) > 1 and all(_is_hangul(c) for c in word)][:_STEMS]
+    hangul = (word for word in listed if all(_HANGUL <= ord(c) <= _LAST_HANGUL for c in word))
+    stems = [word for word in hangul if len(word) > 1][:_STEMS]
     total = sum(listed[stem] for stem in stems)
     for stem in (stem for stem in stems if stem not in particles):
         closed = (ord(stem[-1]) - _HANGUL) % _FINALS > 0
         for particle in (*(pair[0 if closed else 1] for pair in _PARTICLES), *_INVARIANT):
             p = listed.get(particle, listed.get(particle[:1], 0.0) * listed.get(particle[1:], 0.0))
             yield stem + particle, listed[stem] * p / total
-
-
-def _is_hangul(character: str) -> bool:
-    return _HANGUL <= ord(character) <= 0xD7A3

@@ -26,7 +26,7 @@ def _encoder(bag_encoder: object) -> None:
 
 def codes_of(bound, text: str) -> np.ndarray:
     (tokenized,) = bound.host.tokenizer.encode([text])
-    return bound.simhash.codes(np.array([tokenized.ids], dtype=np.int64))[0]
+    return bound.codes(np.array([tokenized.ids], dtype=np.int64))[0]
 
 
 @pytest.mark.parametrize("test", ["gamma", "cost"])
@@ -61,7 +61,7 @@ def test_scores_are_the_largest_of_the_new_numbers() -> None:
     ids, seen, expected = prompt.ids + text.ids, set(), []
     for t, token in enumerate(text.ids):
         start = len(prompt.ids) + t // 3 * 3
-        codes = bound.simhash.codes(np.array([ids[start - 5 : start]], dtype=np.int64))[0]
+        codes = bound.codes(np.array([ids[start - 5 : start]], dtype=np.int64))[0]
         new = [(j, int(code), token) for j, code in enumerate(codes) if (j, int(code), token) not in seen]
         seen.update(new)
         if new:
@@ -93,7 +93,7 @@ def test_codes_follow_the_text() -> None:
             for bound in (bind("simkey", i, bits=1, hashes=16) for i in range(30))
         ]
         shares.append(np.mean([np.mean(a == b) for a, b in pairs]))
-    vectors = bind("simkey").simhash.contexts.encoder.encode([text, changed, other])
+    vectors = bind("simkey").contexts.encoder.encode([text, changed, other])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = 1.0 - np.arccos(unit[1:] @ unit[0]) / np.pi
     # 480 bits: a standard deviation of at most 0.023
@@ -120,7 +120,7 @@ def test_tokens_of_a_chunk_use_every_code_once() -> None:
     ids, logits = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]]), torch.zeros(1, VOCAB)
     session = bound.session(ids, seeds=[3])
     chosen = [int(session(ids, logits).argmax()) for _ in range(4)]
-    codes = bound.simhash.codes(ids.numpy())[0]
+    codes = bound.codes(ids.numpy())[0]
     best = [
         int(bound.pair_hash.uniforms(np.repeat([[j, code]], VOCAB, axis=0), np.arange(VOCAB)).argmax())
         for j, code in enumerate(codes)
@@ -132,11 +132,11 @@ def test_one_encoder_call_per_chunk(bag_encoder) -> None:
     bound = bind("simkey", stride=5)
     ids = torch.tensor([[20, 21, 22, 23, 24, 25, 26, 27]])
     session = bound.session(ids, seeds=[1])
-    before = len(bound.simhash.contexts.encoder.calls)
+    before = len(bound.contexts.encoder.calls)
     for step in range(15):
         session(ids, torch.zeros(1, VOCAB))
         ids = torch.cat((ids, torch.tensor([[30 + step]])), dim=1)
-    assert len(bound.simhash.contexts.encoder.calls) - before == 3
+    assert len(bound.contexts.encoder.calls) - before == 3
 
 
 def test_an_unknown_encoder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

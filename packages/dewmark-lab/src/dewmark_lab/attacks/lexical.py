@@ -20,13 +20,12 @@ from dewmark import storage
 from dewmark.attack import Attack
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
-
-_WORD = re.compile(r"\S+")
+from dewmark_lab.prompt_sources import read_text
 
 
 def words(text: str) -> list[re.Match[str]]:
     """The words of a text with their positions."""
-    return list(_WORD.finditer(text))
+    return list(re.finditer(r"\S+", text))
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class CopyPaste(Attack):
     segments: Annotated[int, "at least 1"] = 1
 
     def validate(self) -> None:
-        """Raise `ConfigError` if there is no human text."""
         if not self.human:
             raise ConfigError("copy-paste needs human texts to paste into: set human=FILE.jsonl")
 
@@ -95,7 +93,6 @@ class CopyPaste(Attack):
         return {"name": self.name, "share": self.share, "segments": self.segments, **human}
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Paste each text's segments into human text."""
         return [self._paste(text, seed) for text, seed in zip(texts, seeds, strict=True)]
 
     def _paste(self, text: str, seed: int) -> str:
@@ -136,7 +133,7 @@ class CopyPaste(Attack):
         if path.suffix == ".jsonl":
             found = [(f"{path}, line {number}", row.get("text")) for number, row in storage.read_jsonl(path)]
         else:
-            found = [(str(path), _read(path))]
+            found = [(str(path), read_text(path))]
         texts = []
         for where, text in found:
             if not isinstance(text, str):
@@ -154,15 +151,6 @@ def random_partition(rng: random.Random, total: int, count: int, *, least: int) 
     cuts = sorted(rng.sample(range(free + count - 1), count - 1))  # stars and bars
     edges = [-1, *cuts, free + count - 1]
     return [b - a - 1 + least for a, b in itertools.pairwise(edges)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text: convert it first") from None
 
 
 def _digest(path: Path) -> str:

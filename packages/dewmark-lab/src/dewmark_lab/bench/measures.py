@@ -14,7 +14,6 @@ import itertools
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import Progress, Workspace, silent
 from dewmark_lab.bench.random_models import RANDOM
+from dewmark_lab.evaluation.runtime import now_on
 from dewmark_lab.experiments.recipe import catalogue_entry
 
 NONE = "none"  # the baseline
@@ -128,19 +128,6 @@ def _median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     return ordered[max(math.floor(n / 2 - reach), 0)], ordered[min(math.ceil(n / 2 + reach), n - 1)]
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long the work takes until the device has finished it."""
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    started = now()
-    work()
-    return now() - started
-
-
 # Schemes
 
 
@@ -215,7 +202,9 @@ class Writer:
 
     def __call__(self, steps: int) -> float:
         """Take a number of steps; returns the seconds of one."""
-        return _seconds(lambda: self._write(steps), self.ids.device) / steps
+        started = now_on(self.ids.device)
+        self._write(steps)
+        return (now_on(self.ids.device) - started) / steps
 
     @torch.inference_mode()
     def _write(self, steps: int) -> None:

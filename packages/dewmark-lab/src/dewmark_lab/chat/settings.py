@@ -11,15 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from dewmark import config
-from dewmark.decoding import CHAT_DECODING, Decoding, DecodingOptions
+from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts import chat_format, host_info, load_host
 from dewmark.hosts.base import Conversation
@@ -50,6 +51,12 @@ class ChatModel(Protocol):
 
         ``on_answer`` is called in any order, by one thread at a time but not always by the caller's.
         """
+
+
+def counted(progress: Progress, description: str, total: int) -> OnAnswer:
+    """An ``on_answer`` that reports how many answers have arrived."""
+    done = itertools.count(1)
+    return lambda _index, _answer: progress(description, next(done), total)
 
 
 class LocalChat:
@@ -255,11 +262,8 @@ class ChatSettings:
     def _model(self, progress: Progress | None) -> ChatModel:
         if self.host is not None:
             form = chat_format(self.host, progress=progress)
-            stated: DecodingOptions = {}
-            if self.temperature is not None:
-                stated["temperature"] = self.temperature
-            if self.top_p is not None:
-                stated["top_p"] = self.top_p
+            given = {"temperature": self.temperature, "top_p": self.top_p}
+            stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             return LocalChat(
                 functools.partial(
                     load_host, self.host, device=self.device, dtype=self.dtype, progress=progress

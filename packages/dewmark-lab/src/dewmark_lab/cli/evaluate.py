@@ -38,8 +38,7 @@ def evaluate(
     scores: Annotated[
         Path | None,
         typer.Option(
-            metavar="SCORES.jsonl",
-            help="Use the scores of a dewmark reproduce run instead of these files.",
+            metavar="SCORES.jsonl", help="Use the scores of a dewmark reproduce run instead of these files."
         ),
     ] = None,
     field: Annotated[
@@ -66,8 +65,7 @@ def evaluate(
     reader: options.Reader = None,
     test: options.Test = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures."),
+        Path | None, typer.Option(metavar="DIR", help="Write a report here: scores, tables, figures.")
     ] = None,
     batch_size: options.BatchSize = 32,
     json_: options.Json = False,
@@ -94,28 +92,20 @@ def evaluate(
             bound = options.open_detector(
                 detector, key, host, scheme, settings, reader=reader, progress=progress
             )
-            rows = score_files(
-                bound,
-                files,
-                seeds=seeds,
-                test=test,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            rows = score_files(bound, files, seeds=seeds, test=test, batch_size=batch_size, progress=progress)
     else:
         rows = read_score_files(files, field=field, seeds=seeds)
     found = judge(rows, rates=levels)
     if out is not None:
         from dewmark_lab.evaluation.results import write_scores
+        from dewmark_lab.experiments.outputs import write_json
         from dewmark_lab.reports.experiment_report import write_report
 
         write_scores(out / "scores.jsonl", rows)
-        found.save(out / "evaluation.json")
+        write_json(out / "evaluation.json", found.to_dict())
         named = [{"kind": each.kind, "attack": each.attack, "file": each.file.name} for each in files]
         configuration: dict[str, Any] = {"files": named, "rates": levels}
-        write_report(
-            out, title="Evaluation", table="", configuration=configuration, commands=[], rates=levels
-        )
+        write_report(out, configuration, title="Evaluation", table="", commands=[], rates=levels)
         say(f"wrote {out / 'report.md'}, with figures next to it", quiet=quiet)
     if json_:
         emit(found.to_dict())

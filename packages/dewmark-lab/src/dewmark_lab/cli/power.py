@@ -67,13 +67,7 @@ def power(
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
-            secret,
-            host=host,
-            scheme=scheme,
-            settings=settings,
-            progress=progress,
-            device=device,
-            dtype=dtype,
+            secret, host=host, scheme=scheme, settings=settings, progress=progress, device=device, dtype=dtype
         )
         watermark.detector(reader=reader)  # a reader that cannot be used is an error before texts are written
         sample = [(each.text, each.prompt) for each in given if each.text.strip()]

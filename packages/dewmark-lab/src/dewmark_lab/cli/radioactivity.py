@@ -17,8 +17,7 @@ def radioactivity(
     control: Annotated[
         Path | None,
         typer.Option(
-            metavar="TEXTS.jsonl",
-            help="Texts written without the mark: by the suspect before training, say.",
+            metavar="TEXTS.jsonl", help="Texts written without the mark: by the suspect before training, say."
         ),
     ] = None,
     settings: options.Settings = None,

@@ -57,8 +57,7 @@ def reproduce(
         str | None, typer.Option(metavar="A,B,…", help="Columns: some of the recipe's attacks, or none.")
     ] = None,
     stages: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Run only these stages, e.g. generate,attack."),
+        str | None, typer.Option(metavar="A,B,…", help="Run only these stages, e.g. generate,attack.")
     ] = None,
     host: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Host model, instead of the recipe's.")
@@ -80,8 +79,7 @@ def reproduce(
         str | None, typer.Option(metavar="IN.jsonl", help="Prompts to continue, instead of the recipe's.")
     ] = None,
     human: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable."),
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Human-written texts, JSONL; repeatable.")
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, show_default="the recipe's", help="Tokens to write per text.")

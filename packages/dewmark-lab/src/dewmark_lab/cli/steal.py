@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, save_json, save_text, say, write
+from dewmark.cli.terminal import Progress, emit, save_json, say, write
 from dewmark.errors import ConfigError, InputError
 from dewmark_lab.prompt_sources import OPENINGS, prompt_texts
 
@@ -31,8 +30,7 @@ def steal(
     scheme: options.SchemeName = None,
     settings: options.Settings = None,
     method: Annotated[
-        str,
-        typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW)."),
+        str, typer.Option(help="How the mark is learned: counts, or embedding (assumes DEW).")
     ] = "counts",
     mode: Annotated[str, typer.Option(help="spoof: write new texts; scrub: rewrite marked ones.")] = "spoof",
     strength: Annotated[
@@ -141,9 +139,10 @@ def _split(
 
 def _members(marked: Path, number: int) -> list[int]:
     """The ring's member of each marked text."""
-    lines = marked.read_text(encoding="utf-8").splitlines() if marked.suffix == ".jsonl" else []
-    rows = [json.loads(line) for line in lines if line.strip()]
-    found = [row.get("member") for row in rows if str(row.get("text", "")).strip()]
+    from dewmark.storage import read_jsonl
+
+    rows = read_jsonl(marked) if marked.suffix == ".jsonl" else ()
+    found: list[Any] = [row.get("member") for _, row in rows if str(row.get("text", "")).strip()]
     if len(found) != number or not all(isinstance(member, int) for member in found):
         raise InputError(f'{marked}: grouping=told needs JSONL rows with the "member" that wrote each text')
     return found
@@ -172,9 +171,8 @@ def _report(result: StealingResult) -> str:
 
 
 def _save_texts(out: Path, prompts: Sequence[str], result: StealingResult) -> None:
-    rows = zip(prompts, result.texts, result.p_values, strict=False)
-    lines = (
-        json.dumps({"id": str(i), "prompt": prompt, "text": text, "p_value": p}, ensure_ascii=False)
-        for i, (prompt, text, p) in enumerate(rows)
-    )
-    save_text(out / "texts.jsonl", "".join(line + "\n" for line in lines))
+    from dewmark_lab.experiments.outputs import write_rows
+
+    rows = enumerate(zip(prompts, result.texts, result.p_values, strict=False))
+    named = [{"id": str(i), "prompt": prompt, "text": text, "p_value": p} for i, (prompt, text, p) in rows]
+    write_rows(out / "texts.jsonl", named)

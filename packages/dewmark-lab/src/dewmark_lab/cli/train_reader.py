@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -71,26 +71,21 @@ def train_reader(
     if out.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another --out")
     own = FileTexts(texts).take(0, least=1) if texts is not None else []
-    started = time.perf_counter()
+    started, cache = time.perf_counter(), cache_dir()
     with Progress(quiet=quiet) as progress:
-        words = load_lexicon(lexicon, workspace=Workspace(cache=cache_dir(), progress=progress))
+        words = load_lexicon(lexicon, workspace=Workspace(cache=cache, progress=progress))
         data = []
         for name in hosts or ["smollm2-135m"]:
             info = host_info(name, progress=progress)
-            host = load_host(name, device=device, dtype=dtype, progress=progress)
+            load = functools.partial(load_host, name, device=device, dtype=dtype, progress=progress)
+            open_host = functools.cache(load)
+            host = open_host()
             reader = open_reader(host, progress=progress)
             assert reader is not None
             answers = [reader_requests(code) for code in asked] if _chats(host) else []
             for each in (None, *answers):  # None: continuations
                 share = number // (2 * len(answers) if each else 2 if answers else 1)
-                source = HostTexts(
-                    info,
-                    _always(host),
-                    cache=cache_dir(),
-                    seed=seed,
-                    progress=progress,
-                    requests=each,
-                )
+                source = HostTexts(info, open_host, cache=cache, seed=seed, progress=progress, requests=each)
                 data += examples(source.take(share, least=share), reader, words, progress=progress)
             data += examples(own, reader, words, progress=progress)
         kept = [each for i, each in enumerate(data) if i % _HELD_OUT]
@@ -112,10 +107,6 @@ def train_reader(
             f"than it learned from, the hosts themselves {explained['model']:.1%}\n"
         )
     say(f"use it with --reader {out}; took {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-def _always(host: Host) -> Callable[[], Host]:
-    return lambda: host
 
 
 def _chats(host: Host) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
 from dewmark.stats.rates import Rate, rate
-from dewmark.types import Generation
+from dewmark.types import Generation, Plain
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
@@ -35,7 +34,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class PowerRow:
+class PowerRow(Plain):
     """One length: the model's rate with its interval, and the measured rate of texts that are long enough."""
 
     length: int
@@ -43,10 +42,6 @@ class PowerRow:
     measured: Rate | None
     mean_z: float | None
     sd_z: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def choose_cuts(lengths: Sequence[int], longest: int) -> list[int]:
 
 
 def measure_power(
-    z: F64, effective: F64, cuts: Sequence[int], *, fpr: float, least_effective: float, seed: int = 0
+    z: F64, effective: F64, cuts: Sequence[int], *, fpr: float, least_effective: float
 ) -> Power:
     """Estimate power from z-scores and effective lengths (texts, cuts) of truncated marked texts.
 
@@ -119,7 +114,7 @@ def measure_power(
         judged = tuple(np.sort(first[chosen]).tolist())
         return dataclasses.replace(fit_model(z[chosen], cuts), judged_from=judged)
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return Power(
         fpr=fpr,
         z=z,

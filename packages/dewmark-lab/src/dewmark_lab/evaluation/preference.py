@@ -31,8 +31,8 @@ import numpy as np
 
 from dewmark.errors import InputError
 from dewmark.hosts.base import Conversation, Host
-from dewmark.workspace import Progress
-from dewmark_lab.chat.settings import CachedChat, ChatModel, ChatSettings, CostEstimate
+from dewmark.workspace import Progress, silent
+from dewmark_lab.chat.settings import CachedChat, ChatModel, ChatSettings, CostEstimate, counted
 
 JUDGE_PROMPT = (
     "You are an expert evaluator focused on assessing text quality. You analyze aspects like coherence, "
@@ -84,10 +84,8 @@ def pair_rows(
 
 def judge_conversations(pair: Pair) -> tuple[Conversation, Conversation]:
     """The two questions about a pair: with the marked text first, and with the unmarked one first."""
-    return (
-        _question(pair.prompt, pair.marked, pair.unmarked),
-        _question(pair.prompt, pair.unmarked, pair.marked),
-    )
+    marked, unmarked = pair.marked, pair.unmarked
+    return _question(pair.prompt, marked, unmarked), _question(pair.prompt, unmarked, marked)
 
 
 def judge_estimate(
@@ -103,7 +101,7 @@ def judge_estimate(
 
 
 def judge_pairs(
-    judge: ChatModel, pairs: Sequence[Pair], *, scheme: str, progress: Progress | None = None
+    judge: ChatModel, pairs: Sequence[Pair], *, scheme: str, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """Ask both questions about every pair; returns a row for each.
 
@@ -111,19 +109,11 @@ def judge_pairs(
     tie), ``unreadable`` (the number of unreadable answers) and ``by_place`` (the same place won twice).
     """
     questions = [question for pair in pairs for question in judge_conversations(pair)]
-    done = 0
-
-    def on_answer(_index: int, _answer: str) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(f"judging {scheme}", done, len(questions))
-
     answers = judge.complete(
         questions,
         seeds=[pair.seed for pair in pairs for _ in range(2)],
         max_new_tokens=_ANSWER_TOKENS,
-        on_answer=on_answer,
+        on_answer=counted(progress, f"judging {scheme}", len(questions)),
     )
     verdicts = [verdict(answer) for answer in answers]
     return [

@@ -50,14 +50,15 @@ def evaluate(rows: Sequence[ScoreRow], *, rates: Sequence[float] = RATES) -> Eva
     """Evaluate every scheme under every attack that has marked texts."""
     if not rates or not all(0.0 < each < 1.0 for each in rates):
         raise ConfigError(f"rates must lie in (0, 1), got {', '.join(map(str, rates)) or 'none'}")
-    groups = _grouped(rows)
+    groups = grouped(rows)
     cells = tuple(_cell(groups, scheme, attack, rates) for scheme, attack, kind in groups if kind == MARKED)
     if not cells:
         raise InputError("there is nothing to evaluate: no row is a marked text")
     return Evaluation(rates=tuple(rates), cells=cells, notes=tuple(_notes(cells)))
 
 
-def _grouped(rows: Iterable[ScoreRow]) -> Groups:
+def grouped(rows: Iterable[ScoreRow]) -> Groups:
+    """The rows by scheme, attack and kind; no text may be scored twice."""
     groups: Groups = {}
     places = Counter(row.place for row in rows)
     if twice := next((place for place, number in places.items() if number > 1), None):
@@ -69,7 +70,7 @@ def _grouped(rows: Iterable[ScoreRow]) -> Groups:
 
 def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> ResultCell:
     def scores(kind: str, under: str) -> dict[int, F64]:
-        return _by_seed(groups.get((scheme, under, kind), ()))
+        return by_seed(groups.get((scheme, under, kind), ()))
 
     marked = groups[scheme, attack, MARKED]
     positives, clean, matched = scores(MARKED, attack), scores(UNMARKED, CLEAN), scores(UNMARKED, attack)
@@ -94,7 +95,8 @@ def _cell(groups: Groups, scheme: str, attack: str, rates: Sequence[float]) -> R
     )
 
 
-def _by_seed(rows: Iterable[ScoreRow]) -> dict[int, F64]:
+def by_seed(rows: Iterable[ScoreRow]) -> dict[int, F64]:
+    """The scores of each seed."""
     scores: dict[int, list[float]] = {}
     for row in rows:
         scores.setdefault(row.seed, []).append(row.score)

@@ -22,10 +22,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Container, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dewmark.config import cache_dir
 from dewmark.encoders.lexicon import load_lexicon
+from dewmark.hosts.base import Host
 from dewmark.text.words import repetition, words
 from dewmark.workspace import Workspace, silent
 from dewmark_lab.metrics import Interval, mean_interval
@@ -96,15 +97,8 @@ def _share_distinct(forms: Sequence[str]) -> float | None:
     return len(set(forms)) / len(forms) if forms else None
 
 
-class LikelihoodJudge(Protocol):
-    """A language model that computes log-likelihoods of completions (`dewmark.hosts.base.Host`)."""
-
-    def log_likelihood(self, prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[float, int]]:
-        """For each completion, the sum of its tokens' log-probabilities (nats) and their number."""
-
-
 def quality(
-    judge: LikelihoodJudge, prompts: Sequence[str], texts: Sequence[str], *, listed: Words | None = None
+    judge: Host, prompts: Sequence[str], texts: Sequence[str], *, listed: Words | None = None
 ) -> list[dict[str, Any]]:
     """Perplexity, the judge's number of tokens and wording of completions; the judge chooses its own batches.
 

@@ -18,7 +18,6 @@ a model that quotes marked text is not radioactive. Prompts must be written with
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from dewmark.arrays import F64
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme
+from dewmark.types import Plain
 
 _LIMIT = 1.75  # as for single texts
 _ROUNDS = 30
@@ -38,7 +38,7 @@ _CHUNK = 256  # texts
 
 
 @dataclass(frozen=True, slots=True)
-class Radioactivity:
+class Radioactivity(Plain):
     """The test of a corpus. ``strength`` is z per root of a text: what one text shows on average."""
 
     texts: int
@@ -46,10 +46,6 @@ class Radioactivity:
     z: float
     p_value: float
     strength: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
 
 
 def radioactivity(bound: BoundScheme, texts: Sequence[str], *, control: Sequence[str] = ()) -> Radioactivity:

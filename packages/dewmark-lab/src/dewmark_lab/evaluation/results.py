@@ -18,7 +18,6 @@ scores of all texts, marked or not, looks like robustness against ``clean`` but 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 from dewmark import storage
 from dewmark.errors import InputError
 from dewmark.stats.rates import Rate
+from dewmark.types import Plain
 from dewmark_lab.metrics import Interval, Spread
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
@@ -73,15 +73,8 @@ class ScoreRow:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
         """The inverse of `to_dict`; unknown fields are ignored."""
-        types = {
-            "scheme": str,
-            "attack": str,
-            "seed": int,
-            "kind": str,
-            "id": str,
-            "score": float,
-            "tokens": int,
-        }
+        types: dict[str, type] = {"scheme": str, "attack": str, "kind": str, "id": str}
+        types |= {"seed": int, "score": float, "tokens": int}
         if missing := types.keys() - row.keys():
             raise InputError(f"a scored text needs the field {min(missing)!r}")
         try:
@@ -113,7 +106,7 @@ def write_scores(path: Path, rows: Iterable[ScoreRow]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatingPoint:
+class OperatingPoint(Plain):
     """Detection at the threshold that a share ``rate`` of the calibrating negatives exceeds.
 
     ``tpr`` and ``fpr`` are over seeds, each with the threshold from the other seeds; ``found`` and ``passed``
@@ -136,7 +129,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Plain):
     """A cell's marked texts against one kind of negatives.
 
     ``auroc`` is over seeds and ``interval`` the 95% interval of its mean. ``held_out`` is False for a single
@@ -152,7 +145,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class PValueShare:
+class PValueShare(Plain):
     """Texts with a p-value below ``rate``: marked ones, and unmarked and human ones after the same attack."""
 
     rate: float
@@ -162,7 +155,7 @@ class PValueShare:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCell:
+class ResultCell(Plain):
     """One scheme under one attack.
 
     ``tokens`` is the median length of the marked texts, ``score`` their mean score. ``shift`` is how far the
@@ -196,7 +189,7 @@ class ResultCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Plain):
     """All cells of a run, in the order in which schemes and attacks first occur, and caveats."""
 
     rates: tuple[float, ...]
@@ -216,12 +209,3 @@ class Evaluation:
     def cell(self, scheme: str, attack: str) -> ResultCell | None:
         """The cell of a scheme under an attack, or None if there is none."""
         return next((each for each in self.cells if (each.scheme, each.attack) == (scheme, attack)), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
-    def save(self, path: Path) -> None:
-        """Write a JSON file atomically."""
-        with storage.atomic_write(path) as stream:
-            stream.write((json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n").encode("utf-8"))

@@ -25,6 +25,7 @@ from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
+from dewmark.types import Plain
 from dewmark.workspace import Progress, silent
 from dewmark_lab.metrics import Interval, bootstrap
 
@@ -32,7 +33,7 @@ NEAR_ZERO = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Plain):
     """The mean share of z that rewrites retain, and the same for unrelated texts."""
 
     pairs: int
@@ -45,13 +46,7 @@ class Retention:
         return abs(self.unrelated.value) <= NEAR_ZERO
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "pairs": self.pairs,
-            "kept": self.kept.to_dict(),
-            "unrelated": self.unrelated.to_dict(),
-            "sound": self.sound,
-        }
+        return {**Plain.to_dict(self), "sound": self.sound}
 
 
 def pair_retentions(

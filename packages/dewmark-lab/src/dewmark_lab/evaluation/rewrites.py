@@ -20,17 +20,16 @@ Boundary: texts in, numbers out.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dewmark.errors import InputError
 from dewmark.text.languages import UNDETERMINED, guess_language
 from dewmark.text.words import repetition, words
+from dewmark.types import Plain
 
 _COPY, _SHORT, _LONG, _LOOP = 0.05, 1 / 3, 3.0, 0.3
 # The characters of a text in relation to its English version, where they differ by a factor.
@@ -44,7 +43,7 @@ _REFUSAL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(Plain):
     """The measures of one rewrite; ``fault`` is None if it counts.
 
     ``words_changed`` is the share of the rewrite's words that the original lacks, ``length`` the number of
@@ -56,13 +55,9 @@ class Rewrite:
     language: str
     fault: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class RewriterQuality:
+class RewriterQuality(Plain):
     """A rewriter's texts together; the means are over those without a fault."""
 
     texts: int
@@ -77,10 +72,6 @@ class RewriterQuality:
         changed = "" if self.words_changed is None else f", {self.words_changed:.0%} of the words changed"
         return f"{self.kept} of {self.texts} rewrites count{changed}; left out: {faults}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
 
 def check_rewrites(
     originals: Sequence[str], rewrites: Sequence[str], *, language: str, length: float = 1.0
@@ -88,10 +79,7 @@ def check_rewrites(
     """Measure rewrites of English texts that should be in ``language``, ``length`` times as long."""
     if len(originals) != len(rewrites):
         raise InputError(f"{len(originals)} originals but {len(rewrites)} rewrites: give one for each")
-    return [
-        _checked(original, rewrite, language, length)
-        for original, rewrite in zip(originals, rewrites, strict=True)
-    ]
+    return [_checked(*pair, language, length) for pair in zip(originals, rewrites, strict=True)]
 
 
 def rewriter_quality(rewrites: Iterable[Rewrite]) -> RewriterQuality:

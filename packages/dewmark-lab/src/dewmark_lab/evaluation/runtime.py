@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
+
+if TYPE_CHECKING:
+    import torch
 
 GENERATE, DETECT = "generate", "detect"
 NO_MARK = "none"
@@ -87,12 +90,12 @@ def _generate(host: Host, bound: BoundScheme | None, prompt: str, seed: int, dec
     return made[0].text
 
 
-def now_on(host: Host) -> float:
-    """The time when the host's device has finished its work."""
-    if host.device.type == "cuda":
+def now_on(device: torch.device) -> float:
+    """The time when a device has finished its work."""
+    if device.type == "cuda":
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
@@ -106,9 +109,9 @@ def _measured(host: Host, work: Sequence[Callable[[], T]]) -> tuple[list[T], flo
     else:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark
-    began = now_on(host)
+    began = now_on(host.device)
     done = [each() for each in work]
-    seconds = (now_on(host) - began) / len(work)
+    seconds = (now_on(host.device) - began) / len(work)
     return done, seconds, round(torch.cuda.max_memory_allocated() / _MIB, 1) if cuda else _resident_peak()
 
 

@@ -29,16 +29,8 @@ from dewmark.scheme import Scheme
 from dewmark_lab.chat.endpoint import check_base_url
 
 STAGES = (
-    "train",
-    "generate",
-    "attack",
-    "score",
-    "quality",
-    "preference",
-    "runtime",
-    "steal",
-    "evaluate",
-    "report",
+    *("train", "generate", "attack", "score", "quality"),
+    *("preference", "runtime", "steal", "evaluate", "report"),
 )
 KEYS = ("one", "per-seed")
 """Key protocols: all seeds share one key, or each seed has its own."""
@@ -151,7 +143,8 @@ class Recipe:
         if schemes:
             host = self.schemes[0].host
             known = {entry.label: entry for entry in self.schemes}
-            known |= {name: SchemeEntry(SCHEMES[name].name, name, host) for name in schemes if _in_file(name)}
+            # a class in a file of the user's, FILE.py:CLASS
+            known |= {name: SchemeEntry(SCHEMES[name].name, name, host) for name in schemes if ".py:" in name}
             wanted = _labels(schemes, own=list(known))
             # rows that the recipe lacks come from the catalogue
             chosen["schemes"] = tuple(
@@ -160,7 +153,7 @@ class Recipe:
             )
         if attacks:
             table = {entry.label: entry for entry in self.attacks}
-            table |= {name: AttackEntry(ATTACKS[name].name, name) for name in attacks if _in_file(name)}
+            table |= {name: AttackEntry(ATTACKS[name].name, name) for name in attacks if ".py:" in name}
             for label in attacks:
                 if label not in table and label != "none":
                     raise unknown_name("attack of this recipe", label, table)
@@ -356,11 +349,6 @@ def _labels(names: Sequence[str], *, own: Sequence[str] = ()) -> list[str]:
         else:
             raise unknown_name("scheme or group", name, [*own, *catalogue, *groups])
     return list(dict.fromkeys(found))
-
-
-def _in_file(name: str) -> bool:
-    """Whether a name is a class in a file of the user's, FILE.py:CLASS."""
-    return ".py:" in name
 
 
 def _catalogue_entry(label: str, overrides: Mapping[str, Settings], host: str) -> SchemeEntry:

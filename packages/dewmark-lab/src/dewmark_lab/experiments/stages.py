@@ -10,10 +10,11 @@ such schemes use nothing else. A finished artifact is kept, and a stopped traini
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dewmark.config import cache_dir
 from dewmark_lab.evaluation.protocol import evaluate
@@ -51,13 +52,10 @@ class _TrainArtifact(Task):
     settings: Mapping[str, Any]
 
     def run(self, models: LoadedModels, on_rows: Callable[[int], None]) -> None:
-        """Train it; a finished one is only checked."""
         from dewmark import hosts
         from dewmark.encoders import load_encoder
 
-        def open_host() -> Any:  # noqa: ANN401 - a host
-            return models.host(self.entry.host)
-
+        open_host = functools.partial(models.host, self.entry.host)
         info = hosts.host_info(self.entry.host, progress=models.progress)
         lexicon = self.settings.get("lexicon")
         job = TrainingJob(
@@ -77,11 +75,8 @@ class _TrainArtifact(Task):
         on_rows(1)
 
 
-class ReportWriter(Protocol):
-    """The callback of the report stage."""
-
-    def __call__(self, out: Path, /, *, configuration: Mapping[str, Any]) -> list[Path]:
-        """Write a report on the results in ``out``; returns the files."""
+ReportWriter = Callable[[Path, Mapping[str, Any]], list[Path]]
+"""Writes a report on the results in a folder of a run of this configuration; returns the files."""
 
 
 def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
@@ -95,14 +90,14 @@ def reproduce(run: Run, *, write_report: ReportWriter) -> list[Path]:
                 "human": {name: Path(file).name for name, file in run.human.items()},
             }
             write_json(run.out / "configuration.json", configuration)
-            files += write_report(run.out, configuration=configuration)
+            files += write_report(run.out, configuration)
         else:
             _STAGES[stage](run)
     return files
 
 
 def _evaluate(run: Run) -> None:
-    evaluate(scores_in(run.out / "scores.jsonl")).save(run.out / "evaluation.json")
+    write_json(run.out / "evaluation.json", evaluate(scores_in(run.out / "scores.jsonl")).to_dict())
 
 
 _STAGES: dict[str, Callable[[Run], None]] = {

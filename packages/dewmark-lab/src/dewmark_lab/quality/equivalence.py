@@ -48,9 +48,7 @@ class Equivalence:
     worst_difference: Interval
 
 
-def equivalence(
-    differences: F64, *, margin: float, grain: float = 0.0, confidence: float = 0.95
-) -> Equivalence:
+def equivalence(differences: F64, *, margin: float, grain: float = 0.0) -> Equivalence:
     """Compare the mean of ``differences`` (keys, prompts) with ±margin.
 
     A prompt with a NaN under any key is left out; at least two must remain.
@@ -61,10 +59,10 @@ def equivalence(
     keys, prompts = found.shape
     if prompts < 2 or keys < 1:
         raise InputError(f"an interval needs at least two prompts with texts under every key, got {prompts}")
-    difference = mean_interval(found, grain=grain, confidence=confidence)
+    difference = mean_interval(found, grain=grain)
     by_key = found.mean(axis=1)
     worst = int(np.abs(by_key).argmax())
-    alone = mean_interval(found[[worst]], grain=grain, confidence=1.0 - (1.0 - confidence) / keys)
+    alone = mean_interval(found[[worst]], grain=grain, confidence=1.0 - (1.0 - 0.95) / keys)
     outcome = _outcome(difference, margin)
     return Equivalence(outcome, difference, margin, prompts, tuple(by_key.tolist()), worst, alone)
 

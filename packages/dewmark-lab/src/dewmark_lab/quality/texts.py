@@ -114,15 +114,12 @@ def self_bleu(texts: Sequence[str]) -> float | None:
 def identical_pairs(texts: Sequence[str]) -> float | None:
     """Of all pairs of texts, the share that are the same to the letter; None of fewer than two."""
     counts = Counter(text.strip() for text in texts)
-    return sum(map(_pairs, counts.values())) / _pairs(len(texts)) if len(texts) > 1 else None
+    same = sum(math.comb(count, 2) for count in counts.values())
+    return same / math.comb(len(texts), 2) if len(texts) > 1 else None
 
 
 def _forms(text: str) -> list[str]:
     return [word.form for word in words(text)]
-
-
-def _pairs(number: int) -> float:
-    return number * (number - 1) / 2
 
 
 def _grams(forms: Sequence[str], n: int) -> Counter[tuple[str, ...]]:

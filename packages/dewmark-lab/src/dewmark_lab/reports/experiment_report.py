@@ -38,10 +38,10 @@ Drawn = tuple[str, str, "Figure | None"]  # file name, caption, figure
 
 def write_report(
     run_dir: Path,
+    configuration: Mapping[str, Any],
     *,
     title: str,
     table: str,
-    configuration: Mapping[str, Any],
     commands: Sequence[str],
     rates: Sequence[float] = RATES,
 ) -> list[Path]:

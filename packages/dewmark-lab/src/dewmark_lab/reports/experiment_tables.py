@@ -147,8 +147,9 @@ def _real_fpr_table(evaluation: Evaluation) -> Table:
         (Column(f"FPR@{100 * rate:g}%", better=""), partial(_real_fpr, rate=rate))
         for rate in evaluation.rates
     ]
-    measures.append((Column("shift (SD)", decimals=2, better="", sign=True), _shift))
-    measures.append((Column("words kept", decimals=2, better=""), _kept))
+    shift = Column("shift (SD)", decimals=2, better="", sign=True)
+    measures.append((shift, lambda cell: None if cell.attack == CLEAN else _estimate(cell.shift)))
+    measures.append((Column("words kept", decimals=2, better=""), lambda cell: _estimate(cell.kept)))
     note = (
         "The share of attacked unmarked texts above the threshold that unattacked ones set, with its exact "
         f"95% interval; {_SHIFT} = higher than for unattacked texts (Fisher's exact test, p < {SHIFTED:g}). "
@@ -167,12 +168,8 @@ def _real_fpr(cell: ResultCell, *, rate: float) -> Estimate | None:
     return of_rate(at.attacked, _SHIFT if at.shift_p is not None and at.shift_p < SHIFTED else "")
 
 
-def _shift(cell: ResultCell) -> Estimate | None:
-    return None if cell.shift is None or cell.attack == CLEAN else Estimate(cell.shift)
-
-
-def _kept(cell: ResultCell) -> Estimate | None:
-    return None if cell.kept is None else Estimate(cell.kept)
+def _estimate(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value)
 
 
 def _p_value_table(evaluation: Evaluation) -> Table:
@@ -273,8 +270,7 @@ def _runtime_table(run: RunResults) -> Table:
         ratio = None
         if plain and plain.generate and time.generate and scheme != CLEAN:
             ratio = Estimate(time.generate.mean / plain.generate.mean)
-        peak = None if time.peak_mib is None else Estimate(time.peak_mib)
-        values = (of_spread(time.generate), ratio, of_spread(time.detect), peak)
+        values = (of_spread(time.generate), ratio, of_spread(time.detect), _estimate(time.peak_mib))
         name = scheme if scheme != CLEAN else "(no watermark)"
         rows.append(TableRow(name, values, baseline=scheme == CLEAN))
     devices = sorted({device for time in run.runtime.values() for device in time.devices})

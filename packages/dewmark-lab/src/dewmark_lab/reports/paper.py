@@ -7,7 +7,6 @@ into another language, say; a round trip for a paraphrase), in which case the he
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -70,30 +69,18 @@ class PaperTable:
 
 def paper_table(name: str) -> PaperTable | None:
     """The table that a recipe reproduces, if the paper has one."""
-    return paper_tables().get(name)
-
-
-@functools.cache
-def paper_tables() -> dict[str, PaperTable]:
-    """All tables by the names of the recipes that reproduce them."""
     import yaml
 
     file = resources.files("dewmark_lab") / "data" / "paper_tables.yaml"
     tables: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["tables"]
-    found = {}
-    for name, raw in tables.items():
-        rows = tuple(
-            PaperRow(
-                row["scheme"],
-                row["label"],
-                tuple(map(_parse_value, row["values"])),
-                tuple(row.get("also", ())),
-            )
-            for row in raw["rows"]
-        )
-        columns = tuple(PaperColumn(**each) for each in raw["columns"])
-        found[name] = PaperTable(**{**raw, "name": name, "columns": columns, "rows": rows})
-    return found
+    if name not in tables:
+        return None
+    rows = []
+    for row in tables[name]["rows"]:
+        values = tuple(map(_parse_value, row["values"]))
+        rows.append(PaperRow(row["scheme"], row["label"], values, tuple(row.get("also", ()))))
+    columns = tuple(PaperColumn(**each) for each in tables[name]["columns"])
+    return PaperTable(**{**tables[name], "name": name, "columns": columns, "rows": tuple(rows)})
 
 
 def _parse_value(raw: float | list[float] | None) -> Estimate | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dewmark.arrays import F64
+from dewmark_lab.evaluation.protocol import BySeed, by_seed, grouped
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED, Evaluation, ResultCell, ScoreRow
 from dewmark_lab.reports.run_results import (
     QualityFigures,
@@ -81,9 +82,6 @@ _MAX_CURVES = 9  # in one panel
 _FEW_PANELS = 10  # with more, panels are smaller
 _NUMBER = re.compile(r"[-_ ]([0-9]+(?:\.[0-9]+)?)(?=$|[-_ ])")
 
-BySeed = Mapping[int, F64]
-Scores = Mapping[tuple[str, str, str], BySeed]  # by (scheme, attack, kind)
-
 
 def families(labels: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Rows of one scheme by strength, the number in the label: {family: [(label, strength)]}."""
@@ -101,8 +99,8 @@ def roc_curves(rows: Sequence[ScoreRow], evaluation: Evaluation) -> Figure:
 
     Only the first six attacks are drawn; the legend says how many are left out.
     """
-    scores = _scores(rows)
-    null = _null(scores)
+    scores = {place: by_seed(mine) for place, mine in grouped(rows).items()}
+    null = UNMARKED if any(kind == UNMARKED for *_, kind in scores) else HUMAN
     rewriting = rewriting_attacks(evaluation)
     colours = dict(zip(rewriting, _ROC_COLOURS if CLEAN in rewriting else COLOURS, strict=False))
     sizes = (len(each) for (*_, kind), seeds in scores.items() if kind == null for each in seeds.values())
@@ -273,19 +271,6 @@ def _strengths(
             axes.annotate(
                 strength, (across, up), xytext=(4, 4), textcoords="offset points", fontsize=7, color=SOFT
             )
-
-
-def _scores(rows: Sequence[ScoreRow]) -> dict[tuple[str, str, str], dict[int, F64]]:
-    """Scores by (scheme, attack, kind) and seed."""
-    lists: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        lists.setdefault((row.scheme, row.attack, row.kind), {}).setdefault(row.seed, []).append(row.score)
-    return {at: {seed: np.array(row) for seed, row in seeds.items()} for at, seeds in lists.items()}
-
-
-def _null(scores: Scores) -> str:
-    """The kind of the run's unmarked texts: the host's own if it has any, else human."""
-    return UNMARKED if any(kind == UNMARKED for *_, kind in scores) else HUMAN
 
 
 def _roc(positives: BySeed, negatives: BySeed, fpr: F64) -> F64 | None:

@@ -34,7 +34,6 @@ TEXTS, BATCH, RATE = 256, 64, 1e-3
 SHORTEST, GROWTH = 10, 10  # tokens
 KEPT = (0.5, 1.0)  # range of the share of tokens that a view keeps
 CUTS = 8  # prefixes of a text whose views are encoded
-_ENCODER_BATCH = 64
 
 Views = Callable[[np.random.Generator], tuple[F32, F32]]
 """Two views of a batch of prefixes of different texts, both (batch, d_C), unit rows."""
@@ -57,7 +56,7 @@ def train(job: TrainingJob) -> Trained:
         raise InputError(
             f"{len(texts)} training texts have {2 * SHORTEST} tokens or more, 4 are needed: add longer ones"
         )
-    return _trained(job, _ComposedViews(table, texts), {"mean": whitening.mean, "matrix": matrix}, {})
+    return _trained(job, _composed_views(table, texts), {"mean": whitening.mean, "matrix": matrix}, {})
 
 
 def _trained(
@@ -84,12 +83,7 @@ def _encoded_views(job: TrainingJob) -> tuple[Views, F32]:
         for _ in range(CUTS)
         for end in _ends(len(words), source)
     ]
-    cached = job.cached(
-        "views",
-        lambda: {
-            "vectors": job.encode("encoding views", views, job.encoder.encode, batch_size=_ENCODER_BATCH)
-        },
-    )
+    cached = job.cached("views", lambda: {"vectors": job.encode("encoding views", views)})
     unit = normalize_rows(cached["vectors"])
     mean = unit.mean(axis=0)
     pool = normalize_rows(unit - mean).reshape(len(texts), CUTS, 2, -1)
@@ -100,6 +94,23 @@ def _encoded_views(job: TrainingJob) -> tuple[Views, F32]:
         return pairs[:, 0], pairs[:, 1]
 
     return draw, mean
+
+
+def _composed_views(table: NDArray[Any], texts: list[I64]) -> Views:
+    """Views of texts as ids, from a table of the tokens' vectors (vocab, d_C)."""
+    used, index = np.unique(np.concatenate(texts), return_inverse=True)
+    rows = table[used].astype(np.float32)
+    numbered = np.split(index, np.cumsum([len(text) for text in texts])[:-1])  # as rows
+
+    def draw(source: np.random.Generator) -> tuple[F32, F32]:
+        views: tuple[list[F32], list[F32]] = ([], [])
+        for i in source.choice(len(texts), size=min(BATCH, len(texts)), replace=False):
+            for view, end in zip(views, _ends(len(texts[i]), source), strict=True):
+                view.append(rows[numbered[i][:end][_kept(end, source)]].sum(axis=0))
+        first, second = (normalize_rows(np.stack(view)) for view in views)
+        return first, second
+
+    return draw
 
 
 def _ends(length: int, source: np.random.Generator) -> tuple[int, int]:
@@ -152,25 +163,6 @@ class ATWLearner(TorchLearner):
 
     def _views(self, source: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = (torch.from_numpy(view).to(self._device) for view in self._make_views(source))
-        return first, second
-
-
-class _ComposedViews:
-    """Views of texts as ids, from a table of the tokens' vectors (vocab, d_C)."""
-
-    def __init__(self, table: NDArray[Any], texts: list[I64]) -> None:
-        used, index = np.unique(np.concatenate(texts), return_inverse=True)
-        self._rows = table[used].astype(np.float32)
-        self._texts = np.split(index, np.cumsum([len(text) for text in texts])[:-1])  # as rows of _rows
-
-    def __call__(self, source: np.random.Generator) -> tuple[F32, F32]:
-        """A batch."""
-        chosen = source.choice(len(self._texts), size=min(BATCH, len(self._texts)), replace=False)
-        views: tuple[list[F32], list[F32]] = ([], [])
-        for text in (self._texts[i] for i in chosen):
-            for view, end in zip(views, _ends(len(text), source), strict=True):
-                view.append(self._rows[text[:end][_kept(end, source)]].sum(axis=0))
-        first, second = (normalize_rows(np.stack(view)) for view in views)
         return first, second
 
 

@@ -86,19 +86,12 @@ class TrainingJob:
         save_bundle(folder, meta={"job": self.identity}, arrays=make())
         return load_bundle(folder).arrays
 
-    def encode(
-        self,
-        description: str,
-        texts: Sequence[str],
-        encode: Callable[[Sequence[str]], F32],
-        *,
-        batch_size: int,
-    ) -> F32:
+    def encode(self, description: str, texts: Sequence[str], *, batch_size: int = 64) -> F32:
         """Encode N texts to (N, d) in batches, with progress."""
         rows = []
         for start in range(0, len(texts), batch_size):
             self.progress(description, start, len(texts))
-            rows.append(encode(texts[start : start + batch_size]))
+            rows.append(self.encoder.encode(texts[start : start + batch_size]))
         self.progress(description, len(texts), len(texts))
         return np.concatenate(rows)
 

@@ -25,7 +25,7 @@ from dewmark import storage
 from dewmark.arrays import F16, F32, I64
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
-from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
+from dewmark_lab.schemes.sentence.sentence_space import adapt, cut
 from dewmark_lab.sentences import sentences
 from dewmark_lab.training.job import Arrays, Trained, TrainingJob
 from dewmark_lab.training.loop import TorchLearner, rng, run_steps
@@ -35,7 +35,7 @@ TEXTS, STEPS = 320, 800
 WIDTH = 128
 MARGIN = 0.8
 _BATCH, _RATE = 256, 1e-3
-_ENCODER_BATCH = 512
+_AT_ONCE = 512
 _MIN_PAIRS = 60
 _ENOUGH_PAIRS = 500  # real ones, to need no others
 _MIN_WORDS = 5  # of a sentence that is paraphrased
@@ -176,9 +176,7 @@ def _encoded_pairs(job: TrainingJob, texts: Sequence[str]) -> Arrays:
         raise InputError(f"the texts give {len(pairs)} pairs of sentences, {_MIN_PAIRS} are needed: add some")
     anchors, paraphrases, owners = zip(*pairs, strict=True)
     distinct = list(dict.fromkeys([*anchors, *paraphrases]))
-    table = job.encode(
-        "embedding sentences", distinct, lambda batch: encode(job.encoder, batch), batch_size=_ENCODER_BATCH
-    )
+    table = job.encode("embedding sentences", [cut(each) for each in distinct], batch_size=_AT_ONCE)
     index = {sentence: i for i, sentence in enumerate(distinct)}
     labels = np.array([index[sentence] for sentence in anchors])
     return {

@@ -34,7 +34,6 @@ RATE, DECAY, EPOCHS_PER_RATE = 0.006, 0.2, 200
 TEXTS, PREFIXES = 512, 5  # training texts, and contexts from each: the authors have 2,000 to 10,000
 CHUNK, REACH = 10, 20  # the scheme's defaults
 GAIN, OFF_ZERO, BALANCE = 20.0, 0.05, 0.1
-_ENCODER_BATCH = 64
 
 
 def train(job: TrainingJob) -> Trained:
@@ -46,14 +45,7 @@ def train(job: TrainingJob) -> Trained:
 def fit(job: TrainingJob) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Train the network; returns its arrays and the report."""
     contexts, groups = contexts_of(job.texts_for(TEXTS, least=BATCH), seed=job.seed)
-    encoded = job.cached(
-        "contexts",
-        lambda: {
-            "vectors": job.encode(
-                "encoding contexts", contexts, job.encoder.encode, batch_size=_ENCODER_BATCH
-            )
-        },
-    )
+    encoded = job.cached("contexts", lambda: {"vectors": job.encode("encoding contexts", contexts)})
     vectors = normalize_rows(encoded["vectors"])
     mean = vectors.mean(axis=0)
     network = TransformNetwork(job.encoder.dim, job.seed).to(torch_device(job.device))

@@ -23,6 +23,7 @@ from dewmark.hosts.base import Host
 from dewmark.prompts import package_file
 from dewmark.scheme import check_text
 from dewmark.workspace import HostInfo, Progress
+from dewmark_lab.prompt_sources import read_text
 
 _TOKENS = 200  # per text that the host writes
 _WORDS = 8  # of a sentence that the host continues
@@ -61,7 +62,6 @@ class FileTexts(TrainingTexts):
         self.path = path
 
     def take(self, number: int, *, least: int) -> list[str]:
-        """All distinct texts of the file; there must be at least ``least``."""
         texts = list(dict.fromkeys(self._read()))
         if len(texts) < least:
             raise InputError(f"{self.path} has {len(texts)} distinct texts, it takes {least}: add more")
@@ -69,11 +69,7 @@ class FileTexts(TrainingTexts):
 
     def _read(self) -> list[str]:
         if self.path.suffix != ".jsonl":
-            try:
-                content = self.path.read_text(encoding="utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise InputError(f"{self.path} is not UTF-8 text (byte {error.start})") from None
-            return [part.strip() for part in content.split("\n\n") if part.strip()]
+            return [part.strip() for part in read_text(self.path).split("\n\n") if part.strip()]
         texts = []
         for number, row in storage.read_jsonl(self.path):
             text = str(row.get("text", row.get("response", "")))
@@ -95,13 +91,9 @@ class HostTexts(TrainingTexts):
         progress: Progress,
         requests: Sequence[str] | None = None,
     ) -> None:
-        decoding: DecodingOptions = {
-            "max_new_tokens": _TOKENS,
-            "no_repeat_ngram": 4,
-            "min_new_tokens": _TOKENS // 2,
-        }
-        if requests is not None:
-            decoding = {"max_new_tokens": _TOKENS, "temperature": 0.7, "top_p": 0.9}
+        decoding: DecodingOptions = {"max_new_tokens": _TOKENS, "temperature": 0.7, "top_p": 0.9}
+        if requests is None:
+            decoding = {"max_new_tokens": _TOKENS, "no_repeat_ngram": 4, "min_new_tokens": _TOKENS // 2}
         self._answers = requests is not None
         self._starts = sentence_starts() if requests is None else list(requests)
         identity = config.config_hash(info.identity, info.tokenizer.identity, seed, decoding, self._starts)

@@ -119,7 +119,6 @@ class TSLearner(TorchLearner):
         self._networks, self._material, self._seed = networks, material, seed
 
     def step(self, index: int) -> float:
-        """One step; returns L_D + L_S."""
         detect, mean = self._losses(index)
         first = torch.autograd.grad(detect, self._parameters, retain_graph=True)
         second = torch.autograd.grad(mean, self._parameters)

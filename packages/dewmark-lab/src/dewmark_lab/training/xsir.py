@@ -23,6 +23,7 @@ from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import InputError
 from dewmark.models.devices import torch_device
 from dewmark.text.spelling import Spelling
+from dewmark_lab.prompt_sources import read_text
 from dewmark_lab.schemes.learned.sir import HIDDEN, OUTPUTS
 from dewmark_lab.training.job import Trained, TrainingJob
 from dewmark_lab.training.sir import fit
@@ -74,14 +75,8 @@ def forms_of(pieces: Sequence[str]) -> dict[str, list[int]]:
 
 def read_lexicon(path: Path) -> list[tuple[str, str]]:
     """The word pairs of a lexicon file, in lower case."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from None
     pairs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         words = [word.strip().casefold() for word in line.split("\t")]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from dewmark.attack import Attack, run_option
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.workspace import Progress
 from dewmark_lab.sentences import sentences
@@ -51,7 +52,6 @@ class Dipper(Attack):
     batch_size: Annotated[int, "at least 1"] = run_option(8)
 
     def validate(self) -> None:
-        """Raise `ConfigError` for a diversity that the model does not know."""
         for name, value in (("ld", self.ld), ("od", self.od)):
             if value not in _DIVERSITIES:
                 raise ConfigError(f"{name} must be one of {', '.join(map(str, _DIVERSITIES))}, got {value}")
@@ -61,7 +61,6 @@ class Dipper(Attack):
         return f"dipper-{self.ld}-{self.od}"
 
     def identity(self) -> dict[str, object]:
-        """The settings, with model and tokenizer identified by their files."""
         from dewmark.hosts.transformers.model_files import resolve
 
         named = {"model": self.model, "tokenizer": self.tokenizer}
@@ -79,7 +78,6 @@ class Dipper(Attack):
         return load_seq2seq(self.model, tokenizer=self.tokenizer, device=self.device, dtype=self.dtype)
 
     def rewrite(self, texts: Sequence[str], *, seeds: Sequence[int], progress: Progress) -> list[str]:
-        """Rewrite texts chunk by chunk, a batch of texts in parallel."""
         done: list[str] = []
         for start in range(0, len(texts), self.batch_size):
             batch = slice(start, start + self.batch_size)
@@ -88,8 +86,6 @@ class Dipper(Attack):
         return done
 
     def _batch(self, texts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        from dewmark.decoding import Decoding
-
         new = self.max_new_tokens
         decoding = Decoding(max_new_tokens=new, temperature=self.temperature, top_p=self.top_p)
         chunked = [chunks(text, interval=self.interval) for text in texts]

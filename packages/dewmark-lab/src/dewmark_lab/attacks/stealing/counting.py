@@ -86,15 +86,10 @@ def token_codes(vocab_size: int) -> I64:
     return np.random.default_rng(0x5EED).integers(-(2**63), 2**63 - 1, size=vocab_size, dtype=np.int64)
 
 
-def subsets_of(h: int) -> list[tuple[int, ...]]:
-    """All subsets of the positions 0 … h − 1, the empty one first."""
-    return [chosen for size in range(h + 1) for chosen in itertools.combinations(range(h), size)]
-
-
 def count_contexts(texts: Sequence[Sequence[int]], *, h: int, vocab_size: int) -> Counts:
     """Count the tokens of texts (token ids) under all 2^h subsets of the h preceding tokens."""
     codes = token_codes(vocab_size)
-    places = subsets_of(h)
+    places = [chosen for size in range(h + 1) for chosen in itertools.combinations(range(h), size)]
     contexts: list[I64] = []
     tokens: list[I64] = []
     for text in texts:
@@ -131,10 +126,6 @@ class StolenBoosts:
         for array in (self.contexts, self.starts, self.tokens, self.values):
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
-
-    def empty(self) -> F32:
-        """The boosts (vocab,) of the empty context."""
-        return self.rows(torch.zeros(1, dtype=torch.int64))[0].numpy()
 
     def rows(self, contexts: torch.Tensor) -> torch.Tensor:
         """Boosts (N, vocab) float32 after contexts (N,), on their device; unknown contexts get zeros."""

@@ -56,11 +56,9 @@ class Forgery(Scheme):
         """Any strength is valid; a negative one scrubs."""
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> NoReturn:
-        """Not supported: a forger has no key."""
         raise ConfigError("a forgery has no key: make one with dewmark_lab.attacks.stealing.steal.steal")
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> NoReturn:
-        """Not supported: a forger is never stored."""
         raise ConfigError("a forgery is not stored: make one with dewmark_lab.attacks.stealing.steal.steal")
 
 
@@ -70,11 +68,9 @@ class Forger(BoundScheme):
     tests: ClassVar[tuple[str, ...]] = ("none",)
 
     def test_texts(self, texts: Texts, prompts: Texts, *, test: str, fpr: float) -> NoReturn:
-        """Not supported: an attacker has no detector."""
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
     def state(self) -> State:
-        """Not supported: a forger is never stored."""
         raise ConfigError("a forger is not stored")
 
 

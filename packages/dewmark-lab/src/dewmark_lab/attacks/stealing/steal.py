@@ -145,11 +145,10 @@ class StealingResult:
     p_values: tuple[float, ...] = dataclasses.field(repr=False)
     texts: tuple[str, ...] = dataclasses.field(repr=False)
 
-    def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
-        """Plain JSON values; includes every text and its p-value if ``texts``."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, without the texts and their p-values."""
         row = dataclasses.asdict(self)
-        if not texts:
-            del row["texts"], row["p_values"]
+        del row["texts"], row["p_values"]
         return row
 
 
@@ -313,8 +312,7 @@ class _GenerationRun:
     progress: Progress
 
     def __post_init__(self) -> None:
-        self.tokenize = self.host.info.tokenizer.encode
-        self.originals = [t.ids for t in self.tokenize(self.targets)]
+        self.originals = [t.ids for t in self.host.info.tokenizer.encode(self.targets)]
 
     def first(self, number: int) -> _GenerationRun:
         """The same with the first few texts only, under other seeds."""

@@ -123,7 +123,6 @@ class Translate(Attack):
         return (NeuralEngine("en", self.target, self.device),)
 
     def identity(self) -> dict[str, object]:
-        """Engine, language and the translators' versions."""
         engines = [direction.identity for direction in self.directions]
         return {"name": self.name, "engine": self.engine, "target": self.target, "translators": engines}
 

@@ -66,7 +66,6 @@ class EntropyBound(WeightedBound, GreenBound):
     scheme: EntropyScheme
 
     def prepare(self, workspace: Workspace) -> None:
-        """As for all green lists; the host is opened when a text is scored."""
         super().prepare(workspace)
         self.readings = HostReadings(open_model(workspace, None, scheme=self.scheme.name))
 

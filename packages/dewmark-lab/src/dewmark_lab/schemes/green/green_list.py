@@ -42,7 +42,6 @@ class GreenBound(TokenBound):
     scheme: Any
 
     def prepare(self, workspace: Workspace) -> None:
-        """The context width, and the words of green pairs."""
         self.gamma: float = self.scheme.gamma
         self.width = getattr(self.scheme, "prefix", 0)
         self.variance = self.gamma * (1.0 - self.gamma)
@@ -146,7 +145,6 @@ class KGW(TokenScheme):
     """Context width h; by default 3 for left and 4 for self."""
 
     def validate(self) -> None:
-        """Raise `ConfigError` if the context is too narrow for self-hashing."""
         wide = self.hashing == "left" or self.h >= 2
         check_rules((wide, "prefix", "be at least 2 for self hashing", self.h))
 
@@ -166,7 +164,6 @@ class SelfHashSession(GreenListSession):
         self._alone = torch.from_numpy(bound.green_alone[None])
 
     def listed(self, windows: torch.Tensor) -> torch.Tensor:
-        """The tokens on each window's green list, special or not: (batch, vocab) bool."""
         device = windows.device
         contexts = self._all_ranks[windows.cpu().numpy()].min(axis=1, keepdims=True)
         listed = super().listed(torch.from_numpy(contexts.astype(np.int64)).to(device))

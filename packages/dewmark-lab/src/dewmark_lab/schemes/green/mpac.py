@@ -56,7 +56,6 @@ class BoundMPAC(TokenBound):
     scheme: MPAC
 
     def prepare(self, workspace: Workspace) -> None:
-        """The message's digits, and the hash that picks positions in it."""
         self.width, self.digits = self.scheme.prefix, self.scheme.digits
         self.share = 1.0 / self.scheme.radix
         self.variance = self.share * (1.0 - self.share)
@@ -118,14 +117,13 @@ class BoundMPAC(TokenBound):
         """The winners' votes against their distribution over keys."""
         counts, observed = votes.sum(axis=1), int(votes.max(axis=1).sum())
         pmfs = [largest_count_pmf(int(n), self.scheme.radix) for n in counts]
+        mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
         if pairs > _LONGEST:
-            mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
             z = (observed - 0.5 - mean) / math.sqrt(variance)
             return Statistic(z, 0.5 * math.erfc(z / math.sqrt(2.0)), float(pairs))
         p_value = min(float(convolved(pmfs)[observed:].sum()), 1.0)
         z = -float(ndtri(p_value)) if 0.0 < p_value < 1.0 else 0.0
         if p_value < 1e-290 or p_value >= 1.0:
-            mean, variance = (sum(each) for each in zip(*map(_moments, pmfs), strict=True))
             z = (observed - mean) / math.sqrt(variance) if variance else 0.0
         return Statistic(z, p_value, float(pairs))
 
@@ -150,7 +148,6 @@ class MPAC(TokenScheme):
     """Context width h: the number of preceding ids that decide position and colours."""
 
     def validate(self) -> None:
-        """Raise `ConfigError` for a message that is too long, or another radix."""
         check_rules(
             (0 <= self.message < 1 << self.bits, "message", f"lie in 0 … 2^{self.bits} − 1", self.message),
             (self.radix in (2, 4, 8), "radix", "be 2, 4 or 8", self.radix),

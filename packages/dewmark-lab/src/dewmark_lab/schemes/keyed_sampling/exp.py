@@ -39,7 +39,6 @@ class BoundEXP(DistortionFreeBound):
     scheme: EXP
 
     def prepare(self, workspace: Workspace) -> None:
-        """The context width, and what to do where contexts recur."""
         self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
 
     def start_session(self, prompts: PromptBatch) -> RaceSession:

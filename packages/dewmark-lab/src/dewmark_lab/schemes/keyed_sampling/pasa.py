@@ -92,7 +92,6 @@ class PASA(ReadingScheme):
         return BoundPASA(self, host, fingerprint, secret=secret, clusters=clusters, workspace=workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundPASA:
-        """Rebuild the bound scheme from a stored detector, which holds the clusters."""
         clusters = np.asarray(state.arrays["clusters"], dtype=np.int64)
         return BoundPASA(
             self, host, fingerprint, secret=secret_of(state), clusters=clusters, workspace=workspace
@@ -147,7 +146,6 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         return -np.log1p(-self.pair_hash.uniforms(contexts, self.clusters[tokens])) - 1.0
 
     def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The weighted matches of texts."""
         return self.evidence_for("weighted", texts, prompts)
 
     def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
@@ -174,7 +172,6 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         return Statistic(normal.z, min(p_value, 1.0), normal.effective_length)
 
     def state(self) -> State:
-        """The secret and the clusters. As secret as the key."""
         secret = super().state()
         return State(meta=secret.meta, arrays={**secret.arrays, "clusters": self.clusters.astype(np.uint32)})
 
@@ -212,8 +209,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         clusters = torch.from_numpy(self.clusters).to(logits.device)
         masses = np.zeros((len(logits), scheme.clusters + 1), dtype=np.float32)
         for start in range(0, len(logits), _LOGIT_ROWS):
-            part = logits[start : start + _LOGIT_ROWS].masked_fill(forbidden, -float("inf"))
-            part = warp(part, decoding)
+            part = warp(logits[start : start + _LOGIT_ROWS].masked_fill(forbidden, -float("inf")), decoding)
             found = masses_of(part, clusters.expand(len(part), -1), scheme.clusters)
             masses[start : start + len(part)] = found.cpu().numpy()
         return masses

@@ -41,23 +41,6 @@ _PURPOSE = 7  # separates the choice of codes from the rows' sampling noise
 _window_contexts: dict[tuple[str, str], WindowContexts] = {}
 
 
-class SimHash:
-    """k codes of b bits for the text in a window of tokens."""
-
-    def __init__(self, contexts: WindowContexts, *, secret: bytes, dim: int, hashes: int, bits: int) -> None:
-        self.contexts = contexts
-        self.hashes, self._bits = hashes, bits
-        seed = hashlib.blake2b(key=secret, person=b"planes", digest_size=32).digest()
-        # (dim, k·b): the bits of one code are adjacent
-        self._planes = KeyStream(seed).normals(hashes * bits, dim).T
-
-    def codes(self, windows: I64) -> I64:
-        """Windows of ids (N, h) to their codes (N, k)."""
-        digits = (self.contexts.vectors(windows) @ self._planes > 0.0).astype(np.int64)
-        codes: I64 = digits.reshape(len(windows), self.hashes, self._bits) @ (1 << np.arange(self._bits))
-        return codes
-
-
 class BoundSimKey(DistortionFreeBound):
     """SimKey for one key and one vocabulary. A token that shows a new number scores −ln(1 − v) − 1."""
 
@@ -68,16 +51,19 @@ class BoundSimKey(DistortionFreeBound):
         """The codes of contexts, for which the encoder is loaded."""
         scheme, encoder = self.scheme, load_encoder(self.scheme.encoder, progress=workspace.progress)
         self.width, self.repeats = scheme.window, scheme.repeats
-        self.simhash = SimHash(
-            _shared_contexts(encoder, self.host.tokenizer),
-            secret=self._secret,
-            dim=encoder.dim,
-            hashes=scheme.hashes,
-            bits=scheme.bits,
-        )
+        self.contexts = _shared_contexts(encoder, self.host.tokenizer)
+        seed = hashlib.blake2b(key=self._secret, person=b"planes", digest_size=32).digest()
+        # (dim, k·b): the bits of one code are adjacent
+        self._planes = KeyStream(seed).normals(scheme.hashes * scheme.bits, encoder.dim).T
+
+    def codes(self, windows: I64) -> I64:
+        """The SimHash of windows of ids (N, h): the codes (N, k) of the texts in them."""
+        digits = (self.contexts.vectors(windows) @ self._planes > 0.0).astype(np.int64)
+        places = 1 << np.arange(self.scheme.bits)
+        codes: I64 = digits.reshape(len(windows), self.scheme.hashes, self.scheme.bits) @ places
+        return codes
 
     def start_session(self, prompts: PromptBatch) -> SimKeySession:
-        """Start marking a batch of prompts; its seeds decide which code each token uses."""
         return SimKeySession(prompts, self)
 
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
@@ -116,7 +102,7 @@ class BoundSimKey(DistortionFreeBound):
         ]
         if not windows:
             return np.zeros((0, self.scheme.hashes), dtype=np.int64), np.zeros(0, dtype=np.int64)
-        return self.simhash.codes(np.concatenate(windows)), np.cumsum([len(mine) for mine in windows])[:-1]
+        return self.codes(np.concatenate(windows)), np.cumsum([len(mine) for mine in windows])[:-1]
 
     def _uniforms(self, text: Tokenized, prompt: Tokenized, codes: I64) -> tuple[F64, I64]:
         """ln v of the N tokens that count, and for each token (L,) which of them it is, or -1.
@@ -177,8 +163,8 @@ class SimKeySession(RaceSession):
 
     def __init__(self, prompts: PromptBatch, bound: BoundSimKey) -> None:
         super().__init__(prompts, bound)
-        self._simhash = bound.simhash
-        self._stride = bound.scheme.stride
+        self._codes_of = bound.codes
+        self._hashes, self._stride = bound.scheme.hashes, bound.scheme.stride
         self._choices = RandomStreams(self._seeds, device=torch.device("cpu"), purpose=_PURPOSE)
         self._written = 0
         self._codes = self._order = torch.zeros(0, dtype=torch.int64)
@@ -188,10 +174,10 @@ class SimKeySession(RaceSession):
         chunk, place = divmod(self._written, self._stride)
         self._written += 1
         if place == 0:
-            self._codes = torch.from_numpy(self._simhash.codes(windows.cpu().numpy()))
+            self._codes = torch.from_numpy(self._codes_of(windows.cpu().numpy()))
             # a random order: codes are picked evenly, none twice before all are used
-            self._order = self._choices.uniforms(chunk, self._simhash.hashes).argsort(dim=1)
-        picked = self._order[:, place % self._simhash.hashes, None]
+            self._order = self._choices.uniforms(chunk, self._hashes).argsort(dim=1)
+        picked = self._order[:, place % self._hashes, None]
         return torch.cat((picked, self._codes.gather(1, picked)), dim=1).to(windows.device)
 
 

@@ -49,7 +49,6 @@ class BoundSynthID(DistortionFreeBound):
     scheme: SynthID
 
     def prepare(self, workspace: Workspace) -> None:
-        """The context width, how long contexts count as seen, and the variance of a mean of bits."""
         self.width, self.memory = self.scheme.prefix, self.scheme.history
         self.variance = 0.25 / self.scheme.depth
 

@@ -95,7 +95,6 @@ class ATW(ReadingScheme):
     """Probability of the likeliest tokens that are kept after marking; 1 keeps all."""
 
     def validate(self) -> None:
-        """Raise `ConfigError` if the filters cannot be used."""
         self.filters  # noqa: B018 - checks them
 
     @property
@@ -114,7 +113,6 @@ class ATW(ReadingScheme):
         return BoundATW(self, host, fingerprint, secret=secret, semantics=semantics, workspace=workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundATW:
-        """Rebuild the bound scheme from a stored detector; the host's weights are opened to detect."""
         secret, artifact = secret_of(state), str(state.meta["artifact"])
         encoded = None
         if "prefix_mean" in state.arrays:
@@ -217,13 +215,11 @@ class BoundATW(WeightedBound):
         return Statistic(normal.z, exact_tail(evidence), normal.effective_length)
 
     def state(self) -> State:
-        """The secret, the tokens' vectors and the network. As secret as the key."""
         semantics = self.semantics
         arrays = {**super().state().arrays, **semantics.arrays(), "context_rows": semantics.table}
         meta = {"artifact": self.artifact_identity}
         if semantics.encoded is not None:
-            encoder = semantics.encoded.encoder
-            meta |= named_encoder(encoder)
+            meta |= named_encoder(semantics.encoded.encoder)
             arrays["prefix_mean"] = semantics.encoded.mean
         return State(meta=meta, arrays=arrays)
 

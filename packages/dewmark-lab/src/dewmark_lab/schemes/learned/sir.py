@@ -94,29 +94,18 @@ class _SemanticScheme(TokenScheme):
 
     def bind_secret(self, secret: bytes, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
         artifact = load_artifact(self.artifact, scheme=self.name)
-        labels = self.labels(artifact, host)
-        encoder = artifact.open_encoder(workspace)
+        labels, name = self.labels(artifact, host), artifact.identity
+        transform = open_transform(artifact.open_encoder(workspace), name, artifact.arrays)
         return BoundSIR(
-            self,
-            host,
-            fingerprint,
-            secret=secret,
-            transform=open_transform(encoder, artifact.identity, artifact.arrays),
-            labels=labels,
-            artifact=artifact.identity,
+            self, host, fingerprint, secret=secret, transform=transform, labels=labels, artifact=name
         )
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundSIR:
-        """Rebuild the bound scheme from a stored detector; the encoder is loaded by its name."""
-        encoder, artifact = stored_encoder(state, workspace), str(state.meta["artifact"])
+        secret, name = secret_of(state), str(state.meta["artifact"])
+        transform = open_transform(stored_encoder(state, workspace), name, state.arrays)
+        labels = np.asarray(state.arrays["labels"], dtype=np.int64)
         return BoundSIR(
-            self,
-            host,
-            fingerprint,
-            secret=secret_of(state),
-            transform=open_transform(encoder, artifact, state.arrays),
-            labels=np.asarray(state.arrays["labels"], dtype=np.int64),
-            artifact=artifact,
+            self, host, fingerprint, secret=secret, transform=transform, labels=labels, artifact=name
         )
 
 
@@ -254,7 +243,6 @@ class BoundSIR(TokenBound):
         return Statistic(normal.z, exact_tail(on_grid), normal.effective_length)
 
     def state(self) -> State:
-        """The secret, the network and the labels. As secret as the key."""
         meta = {**named_encoder(self.transform.encoder), "artifact": self.artifact_identity}
         own = {**self.transform.arrays, "labels": self.labels}
         return State(meta=meta, arrays={**super().state().arrays, **own})

@@ -62,21 +62,13 @@ class TS(TokenScheme):
         artifact = load_artifact(self.artifact, scheme=self.name)
         artifact.require_host(host)
         parameters = token_parameters(artifact, host, workspace)
-        return BoundTS(
-            self, host, fingerprint, secret=secret, parameters=parameters, artifact=artifact.identity
-        )
+        name = artifact.identity
+        return BoundTS(self, host, fingerprint, secret=secret, parameters=parameters, artifact=name)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundTS:
-        """Rebuild the bound scheme from a stored detector; neither artifact nor weights are needed."""
+        secret, name = secret_of(state), str(state.meta["artifact"])
         parameters = TokenParameters(np.array(state.arrays["gamma"]), np.array(state.arrays["delta"]))
-        return BoundTS(
-            self,
-            host,
-            fingerprint,
-            secret=secret_of(state),
-            parameters=parameters,
-            artifact=str(state.meta["artifact"]),
-        )
+        return BoundTS(self, host, fingerprint, secret=secret, parameters=parameters, artifact=name)
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,6 @@ class BoundTS(TokenBound):
         return Statistic(normal.z, min(float(pmf[int(green.sum()) :].sum()), 1.0), normal.effective_length)
 
     def state(self) -> State:
-        """The secret and the tables of γ and δ. As secret as the key."""
         secret = super().state()
         arrays = {**secret.arrays, "gamma": self.parameters.gamma, "delta": self.parameters.delta}
         return State(meta={"artifact": self.artifact_identity}, arrays=arrays)

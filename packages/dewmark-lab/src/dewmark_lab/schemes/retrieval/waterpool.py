@@ -62,7 +62,6 @@ class WaterPool(Scheme):
     """Folder of the pool; default is one per key in the cache, memory keeps it with the scheme."""
 
     def validate(self) -> None:
-        """Raise `ConfigError` if the inner scheme does not mark tokens."""
         if self.marker.needs.drafts:
             raise ConfigError(f"inner must be a scheme that marks tokens, {self.inner} marks whole sentences")
 
@@ -76,14 +75,12 @@ class WaterPool(Scheme):
         return chosen.with_settings({**parse_settings(filter(None, settings.split(",")))})
 
     def bind(self, key: Key, host: HostInfo, workspace: Workspace) -> BoundWaterPool:
-        """Open the key's pool."""
         encoder = load_encoder(self.encoder, progress=workspace.progress)
         folder = None if self.pool == _MEMORY else Path(self.pool).expanduser().resolve()
         if self.pool == _DEFAULT:
             name = f"{key.fingerprint}|{encoder.identity}|{self.inner}"
             folder = workspace.cache / "pools" / hashlib.sha256(name.encode()).hexdigest()[:20]
-        secret = key.subkey("waterpool/pool")
-        pool = self._open_pool(folder, secret, encoder, key.fingerprint)
+        pool = self._open_pool(folder, key.subkey("waterpool/pool"), encoder, key.fingerprint)
         outputs = key.subkey("waterpool/outputs")
         return BoundWaterPool(
             self, host, key.fingerprint, outputs=outputs, pool=pool, encoder=encoder, workspace=workspace
@@ -137,7 +134,6 @@ class BoundWaterPool(BoundScheme):
 
     @property
     def needs(self) -> Needs:
-        """What the inner scheme needs, and an encoder."""
         return self._needs
 
     def session(
@@ -167,7 +163,6 @@ class BoundWaterPool(BoundScheme):
         fpr: float = DEFAULT_FPR,
         test: str | None = None,
     ) -> list[Detection]:
-        """Score completions with the keys of the most similar outputs."""
         test = check_test(test, self.tests)
         starts = check_texts(texts, prompts, fpr)
         if not texts:

@@ -83,7 +83,6 @@ class BoundDiPmark(DistortionFreeBound):
     scheme: DiPmark
 
     def prepare(self, workspace: Workspace) -> None:
-        """The context width, what to do where contexts recur, and the variance of a score."""
         self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
         self.variance = self.scheme.gamma * (1.0 - self.scheme.gamma)
 

@@ -61,7 +61,6 @@ class BoundUnbiased(DistortionFreeBound):
     variance = 0.25
 
     def prepare(self, workspace: Workspace) -> None:
-        """The host is opened when a text is scored."""
         self.width, self.repeats = self.scheme.prefix, self.scheme.repeats
         self._open_model = open_model(workspace, None, scheme=self.scheme.name, instead="use test='order'")
 
@@ -110,8 +109,7 @@ class BoundUnbiased(DistortionFreeBound):
         factors = np.zeros(len(pairs))
         for start in range(0, len(pairs), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            scores = logits[places[part]].masked_fill(forbidden, -float("inf"))
-            scores = warp(scores, decoding)
+            scores = warp(logits[places[part]].masked_fill(forbidden, -float("inf")), decoding)
             contexts = torch.from_numpy(pairs.contexts[part]).to(device)
             slots = slots_of(self.vocabulary_hash.words(contexts))
             masses = slot_masses(scores.softmax(dim=1), slots)

@@ -28,8 +28,7 @@ from dewmark.encoders.contexts import ordinary_texts
 from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
-from dewmark.types import Detection, Verdict
-from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
 from dewmark_lab.schemes.sentence.semstamp import UNUSABLE, GrowingText, SentenceDrafts, SentenceUnits, keyed
 from dewmark_lab.schemes.sentence.sentence_space import SentenceSpace, encode
@@ -122,22 +121,10 @@ class PMarkBound(SentenceUnits):
         """Agreements less disagreements of each complete sentence."""
         return list(self._channels(texts))
 
-    def _mean_score(self, evidence: Evidence) -> float:
-        """The mean standardized score of the text's sentences."""
-        return float(evidence.alignments.mean()) if len(evidence) else 0.0
-
-    def _detection(
-        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
-    ) -> Detection:
-        """The result for one text; it is too short if no key could be detected in it."""
-        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
-        verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
-        if 0.5 ** (len(evidence) * self.scheme.channels) >= fpr:
-            verdict = Verdict.TOO_SHORT
-        return dataclasses.replace(found, verdict=verdict)
+    def least_p_value(self, evidence: Evidence) -> float:
+        return float(0.5 ** (len(evidence) * self.scheme.channels))
 
     def state(self) -> State:
-        """The secret derived from the key."""
         secret = np.frombuffer(self._secret, dtype=np.uint8)
         return State(meta=named_encoder(self._space.encoder), arrays={"secret": secret})
 
@@ -159,16 +146,14 @@ class PMarkBound(SentenceUnits):
             positions[: len(each)] = np.arange(len(each))
             scores = (2.0 * agrees - 1.0).sum(axis=1)
             plain = Evidence.independent(scores, np.ones(len(each)), positions, variance=float(channels))
-            fields = {each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)}
-            yield ChannelEvidence(**fields, cosines=here, agrees=agrees)
+            yield ChannelEvidence(**vars(plain), cosines=here, agrees=agrees)
 
 
 class PMarkDrafts(SentenceDrafts):
     """Judges a draft by its agreements; a text's ``bin`` is the number of its next sentence."""
 
     def __init__(self, prompts: Sequence[str], bound: PMarkBound) -> None:
-        self.tries = bound.scheme.tries
-        self.at_once = bound.scheme.drafts
+        self.tries, self.at_once = bound.scheme.tries, bound.scheme.drafts
         self._bound = bound
         self._texts = [GrowingText(0) for _ in prompts]
 

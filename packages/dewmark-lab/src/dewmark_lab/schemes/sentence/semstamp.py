@@ -72,17 +72,12 @@ def _one_bin(row: I64, accepted: int) -> F64:
     return pmf
 
 
-def score_of(counts: I64, partition: Partition) -> int:
-    """S for transitions (K, K) and a partition (K, K)."""
-    return int(counts[partition].sum())
-
-
 def exact_test(counts: I64, partition: Partition) -> Statistic:
     """P(at least S) over keys. z is S standardized, and L_eff = N² γ(1 − γ) / Var S."""
     total = int(counts.sum())
     if total == 0:
         return NOTHING
-    accepted, score = int(partition[0].sum()), score_of(counts, partition)
+    accepted, score = int(partition[0].sum()), int(counts[partition].sum())
     share = accepted / len(counts)
     pmf = acceptance_pmf(counts, accepted)
     values = np.arange(len(pmf))
@@ -93,18 +88,13 @@ def exact_test(counts: I64, partition: Partition) -> Statistic:
     return Statistic(z, min(float(pmf[score:].sum()), 1.0), min(effective, float(np.count_nonzero(counts))))
 
 
-def least_p_value(counts: I64, accepted: int) -> float:
-    """The p-value of this text under the key that fits it best, which depends on the text alone."""
-    return float(acceptance_pmf(counts, accepted)[-1])
-
-
 def paper_test(counts: I64, partition: Partition) -> Statistic:
     """The published test, which takes sentences as independent: z = (S − γN) / √(N γ(1 − γ))."""
     total = int(counts.sum())
     if total == 0:
         return NOTHING
     share = float(partition[0].mean())
-    z = (score_of(counts, partition) - share * total) / math.sqrt(total * share * (1.0 - share))
+    z = (int(counts[partition].sum()) - share * total) / math.sqrt(total * share * (1.0 - share))
     return Statistic(z, one_sided_p(z), float(total))
 
 
@@ -137,7 +127,6 @@ class SentenceScheme(Scheme):
         return self._bind(key, host, self._space(workspace))
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> SentenceBound:
-        """Rebuild the bound scheme from a stored detector, which holds the space."""
         space = SentenceSpace.restored(state, workspace)
         return SentenceBound(self, host, fingerprint, secret=secret_of(state), space=space)
 
@@ -180,10 +169,13 @@ class TransitionEvidence(Evidence):
 class SentenceUnits(BoundScheme):
     """A bound scheme that marks whole sentences, which are the units of its detections."""
 
+    @abstractmethod
+    def least_p_value(self, evidence: Evidence) -> float:
+        """The p-value of a text under the key that fits it best, which depends on the text alone."""
+
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> Session:
-        """Not available: this scheme chooses between drafts of whole sentences."""
         raise ConfigError(
             f"{self.scheme.name} chooses between drafts of whole sentences, which no logits processor can: "
             "write with Watermark.generate, Host.generate or dewmark generate"
@@ -196,6 +188,21 @@ class SentenceUnits(BoundScheme):
             Tokenized(text, tuple(range(len(spans))), tuple(spans))
             for text, spans in zip(texts, found, strict=True)
         ]
+
+    def _mean_score(self, evidence: Evidence) -> float:
+        """The mean standardized score of the text's scored sentences."""
+        scored = evidence.positions[evidence.positions >= 0]
+        return float(evidence.alignments[scored].mean()) if len(scored) else 0.0
+
+    def _detection(
+        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+    ) -> Detection:
+        """The result for one text; it is too short if no key could be detected in it."""
+        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
+        verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
+        if self.least_p_value(evidence) >= fpr:
+            verdict = Verdict.TOO_SHORT
+        return dataclasses.replace(found, verdict=verdict)
 
 
 class SentenceBound(SentenceUnits):
@@ -244,24 +251,11 @@ class SentenceBound(SentenceUnits):
         """
         return list(self._transitions(texts, prompts))
 
-    def _mean_score(self, evidence: Evidence) -> float:
-        """The mean standardized score of the text's transitions."""
-        scored = evidence.positions[evidence.positions >= 0]
-        return float(evidence.alignments[scored].mean()) if len(scored) else 0.0
-
-    def _detection(
-        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
-    ) -> Detection:
-        """The result for one text; it is too short if no key could be detected in it."""
+    def least_p_value(self, evidence: Evidence) -> float:
         assert isinstance(evidence, TransitionEvidence)
-        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
-        verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
-        if least_p_value(evidence.counts, self._accepted) >= fpr:
-            verdict = Verdict.TOO_SHORT
-        return dataclasses.replace(found, verdict=verdict)
+        return float(acceptance_pmf(evidence.counts, self._accepted)[-1])
 
     def state(self) -> State:
-        """The secret derived from the key, and the space. As secret as the key."""
         meta, arrays = self.space.stored()
         kept: dict[str, NDArray[Any]] = {"secret": np.frombuffer(self._secret, dtype=np.uint8), **arrays}
         return State(meta=meta, arrays=kept)
@@ -427,7 +421,6 @@ class SemStamp(SentenceScheme):
     """Least absolute cosine of an accepted sentence with every hyperplane's normal."""
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
-        """The bins between the key's hyperplanes."""
         normals = keyed(secret, "hyperplanes").normals(self.dimensions, space.dim)
         return HyperplaneBins(normals / np.linalg.norm(normals, axis=1, keepdims=True), self.margin)
 
@@ -443,7 +436,6 @@ class KSemStamp(SentenceScheme):
     """Least lead of an accepted sentence's cosine with its own centroid over that with the next one."""
 
     def bins(self, secret: bytes, space: SentenceSpace) -> SentenceBins:
-        """The clusters of the artifact."""
         if len(space.centroids) < 2:
             raise ArtifactError("the artifact has no centroids: train it again with dewmark train ksemstamp")
         return CentroidBins(space.centroids, self.margin)

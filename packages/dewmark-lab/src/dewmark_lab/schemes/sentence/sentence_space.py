@@ -29,10 +29,15 @@ _CHARACTERS = 1000  # of a sentence that the encoder reads, so that an endless o
 _AT_ONCE = 512
 
 
+def cut(sentence: str) -> str:
+    """What the encoder reads of a sentence."""
+    return sentence[:_CHARACTERS]
+
+
 def encode(encoder: Encoder, sentences: Sequence[str]) -> F32:
     """The encoder's vectors (N, d), computed in batches."""
-    cut = [sentence[:_CHARACTERS] for sentence in sentences]
-    parts = [encoder.encode(cut[i : i + _AT_ONCE]) for i in range(0, len(cut), _AT_ONCE)]
+    read = [cut(sentence) for sentence in sentences]
+    parts = [encoder.encode(read[i : i + _AT_ONCE]) for i in range(0, len(read), _AT_ONCE)]
     return np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float32)
 
 
