@@ -29,8 +29,16 @@ from dewmark.scheme import Scheme
 from dewmark_lab.chat.endpoint import check_base_url
 
 STAGES = (
-    *("train", "generate", "attack", "score", "quality"),
-    *("preference", "runtime", "steal", "evaluate", "report"),
+    "train",
+    "generate",
+    "attack",
+    "score",
+    "quality",
+    "preference",
+    "runtime",
+    "steal",
+    "evaluate",
+    "report",
 )
 KEYS = ("one", "per-seed")
 """Key protocols: all seeds share one key, or each seed has its own."""
