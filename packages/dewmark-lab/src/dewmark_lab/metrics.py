@@ -146,8 +146,9 @@ def bootstrap(
     rng = np.random.default_rng(seed)
     sizes = len(high), len(low)
     drawn = [statistic(rng.choice(high, sizes[0]), rng.choice(low, sizes[1])) for _ in range(resamples)]
-    low_end, high_end = np.quantile(drawn, [(1.0 - 0.95) / 2.0, (1.0 + 0.95) / 2.0])
-    return Interval(float(statistic(high, low)), float(low_end), float(high_end), 0.95)
+    level = 0.95
+    ends = np.quantile(drawn, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), level)
 
 
 def mean_interval(values: ArrayLike, *, grain: float = 0.0, confidence: float = 0.95) -> Interval:

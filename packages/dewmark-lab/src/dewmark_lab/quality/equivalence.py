@@ -62,7 +62,8 @@ def equivalence(differences: F64, *, margin: float, grain: float = 0.0) -> Equiv
     difference = mean_interval(found, grain=grain)
     by_key = found.mean(axis=1)
     worst = int(np.abs(by_key).argmax())
-    alone = mean_interval(found[[worst]], grain=grain, confidence=1.0 - (1.0 - 0.95) / keys)
+    for_all_keys = 1.0 - (1.0 - 0.95) / keys
+    alone = mean_interval(found[[worst]], grain=grain, confidence=for_all_keys)
     outcome = _outcome(difference, margin)
     return Equivalence(outcome, difference, margin, prompts, tuple(by_key.tolist()), worst, alone)
 
