@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.desk.live import host
+
+from dewmark.core.keys import Key
+from dewmark.errors import ConfigError
+from dewmark.hosts.fake import FakeHost
+from dewmark.watermark import Watermark
+from dewmark_desk.settings import Settings
+from dewmark_desk.tenants import Tenant, open_writers
+
+
+def writers(folder: Path, *ids: str, detects_on: Any, writes_on: Any) -> list[str]:
+    """The tenants that mark, when each of these ids has a key and a detector of a scheme bound to its host."""
+    tenants, keys = {}, []
+    for i, id_ in enumerate(ids):
+        key = Key(bytes([i]) * 32)
+        key.save(folder / f"{i}.key")
+        keys.append((id_, str(folder / f"{i}.key")))
+        tenants[id_] = Tenant(id_, Watermark(key, host=detects_on, scheme="vllm-gumbel").scheme)
+    _, found = open_writers(Settings(keys=tuple(keys), host_model=writes_on), tenants)
+    return sorted(found)
+
+
+def test_retired_keys_do_not_mark(tmp_path):
+    assert writers(tmp_path, "acme", "acme@2025", "beta", detects_on=host(), writes_on=host()) == [
+        "acme",
+        "beta",
+    ]
+
+
+def test_only_retired_keys_cannot_mark(tmp_path):
+    with pytest.raises(ConfigError, match="all keys are retired"):
+        writers(tmp_path, "acme@2025", detects_on=host(), writes_on=host())
+
+
+def test_detector_for_another_tokenizer_does_not_mark(tmp_path):
+    with pytest.raises(ConfigError, match="whose tokenizer differs"):
+        writers(tmp_path, "acme", detects_on=FakeHost(256), writes_on=host())
