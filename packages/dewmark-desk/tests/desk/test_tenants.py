@@ -15,7 +15,7 @@ from dewmark_desk.tenants import Tenant, open_writers
 
 
 def writers(folder: Path, *ids: str, detects_on: Any, writes_on: Any) -> list[str]:
-    """The tenants that mark, when each of these ids has a key and a detector of a scheme bound to its host."""
+    """The tenants that mark if each of these ids has a key and a detector of a host-bound scheme."""
     tenants, keys = {}, []
     for i, id_ in enumerate(ids):
         key = Key(bytes([i]) * 32)
