@@ -109,20 +109,20 @@ class TestLifetime:
         assert Caller("x", "", frozenset(Scope), frozenset("*")).may_use("acme")
 
     @pytest.mark.parametrize(
-        "wrong",
+        ("wrong", "message"),
         [
-            {"scopes": []},
-            {"scopes": ["everything"]},
-            {"per_minute": 0},
-            {"per_minute": math.inf},
-            {"budget": 0},
-            {"budget_bytes": 0},
-            {"budget": 5, "unlimited": True},
-            {"days": -1},
+            ({"scopes": []}, "at least one scope"),
+            ({"scopes": ["everything"]}, "unknown scope 'everything'"),
+            ({"per_minute": 0}, "per-minute must be positive, got 0"),
+            ({"per_minute": math.inf}, "per-minute must be positive, got inf"),
+            ({"budget": 0}, "budget must be at least 1, got 0"),
+            ({"budget_bytes": 0}, "budget-bytes must be at least 1, got 0"),
+            ({"budget": 5, "unlimited": True}, "not both"),
+            ({"days": -1}, "days must lie between 0 and .*, got -1"),
         ],
     )
-    def test_invalid_options_are_rejected(self, tokens, wrong):
-        with pytest.raises(ConfigError):
+    def test_invalid_options_are_rejected(self, tokens, wrong, message):
+        with pytest.raises(ConfigError, match=message):
             tokens.new("x", **{"scopes": ["detect"], **wrong})
 
     def test_unknown_tokens_cannot_be_revoked(self, tokens):
@@ -174,8 +174,9 @@ class TestSpending:
     def test_refund_returns_the_budget(self, tokens):
         caller, _ = tokens.new("desk", ["detect"], budget=5, budget_bytes=100)
         tokens.spend(caller, 5, size=100)
-        with pytest.raises(Rejected):
+        with pytest.raises(Rejected) as rejected:
             tokens.check(caller)
+        assert rejected.value.texts == 1
         tokens.refund(caller, 5, size=100)
         tokens.check(caller)
         assert not spends(tokens, caller, 1, size=101)

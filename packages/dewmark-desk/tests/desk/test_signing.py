@@ -125,24 +125,31 @@ def test_keys_survive_their_files(tmp_path: Path) -> None:
     assert load_signers(tmp_path / "a.jwk") == [KEY.public]
     (tmp_path / "set.json").write_text(json.dumps({"keys": [JWK, SigningKey.generate().public.to_jwk()]}))
     assert KEY.public in load_signers(tmp_path / "set.json")
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="exists"):
         KEY.save(tmp_path / "a.pem")
 
 
 def test_the_secret_half_is_never_shown() -> None:
     assert D not in repr(KEY)
     assert D not in repr(KEY.public)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="secret|pickle"):
         pickle.dumps(KEY)
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"keys": []}', '{"kty": "OKP", "crv": "Ed25519", "x": "AA"}', '{"kty": "RSA"}'],
+    ("content", "message"),
+    [
+        ("", "is not a public key"),
+        ("{", "is not a public key"),
+        ("[]", "no Ed25519 public key"),
+        ('{"keys": []}', "has no key"),
+        ('{"kty": "OKP", "crv": "Ed25519", "x": "AA"}', "not 32 bytes"),
+        ('{"kty": "RSA"}', "no Ed25519 public key"),
+    ],
 )
-def test_a_file_that_is_no_public_key_is_reported(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_public_key_is_reported(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "k").write_text(content)
-    with pytest.raises(KeyFileError):
+    with pytest.raises(KeyFileError, match=message):
         load_signers(tmp_path / "k")
 
 
@@ -158,5 +165,5 @@ def test_a_wrong_thumbprint_and_a_foreign_key_are_reported(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800"])
 def test_a_document_that_json_cannot_hold_is_not_signed(value: object) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="finite numbers only"):
         KEY.sign({"a": value}, kind="x")

@@ -20,9 +20,17 @@ def test_sqlite_runs_in_wal_mode(tmp_path):
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "not a url", "oracle://x"])
-def test_invalid_urls_are_rejected(url):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "a file that all workers share"),
+        ("sqlite:///:memory:", "a file that all workers share"),
+        ("not a url", "must be a URL"),
+        ("oracle://x", "no driver for a oracle store"),
+    ],
+)
+def test_invalid_urls_are_rejected(url, message):
+    with pytest.raises(ConfigError, match=message):
         Store(url)
 
 
@@ -59,7 +67,7 @@ def test_connections_do_not_create_a_store(tmp_path):
     store._engine.dispose()
     for file in tmp_path.glob("service.db*"):
         file.unlink()
-    with pytest.raises(sa.exc.OperationalError), store.read():
+    with pytest.raises(sa.exc.OperationalError, match="unable to open"), store.read():
         pass
     assert not (tmp_path / "service.db").exists()
 
