@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 
 import pytest
@@ -167,6 +168,14 @@ def test_a_fallback_says_what_it_costs_and_is_counted(tmp_path, monkeypatch) -> 
         tables = new_tables(tmp_path)
     assert not tables.kernels
     assert fallbacks["texts grow differently"] == before + 1
+
+
+def test_a_device_without_triton_is_told_so(monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "dewmark.cuda.race_kernels", None)
+    monkeypatch.delattr("dewmark.cuda.race_kernels", raising=False)
+    with pytest.warns(UserWarning, match="without kernels"):
+        assert not usable.__wrapped__("cpu")
 
 
 @needs_kernels

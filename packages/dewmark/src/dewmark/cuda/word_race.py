@@ -95,8 +95,7 @@ def usable(device_type: str) -> bool:
 
     Triton compiles its launchers with the system's C compiler, which may be missing, so one kernel is tried.
     """
-    wanted = device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    if not wanted:
+    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     try:
         draw_plain(
