@@ -14,6 +14,7 @@ from dewmark_lab.schemes.pair_hash import (
     PairHash,
     VocabularyHash,
     below,
+    below_on_device,
     combine,
     combine_torch,
     to_uniforms,
@@ -161,4 +162,6 @@ def test_words_on_a_device_equal_those_of_numpy() -> None:
 def test_comparisons_are_unsigned(limit: int) -> None:
     words = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -1]], dtype=torch.int32)
     expected = [x < limit for x in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
-    assert below(words, np.uint32(limit))[0].tolist() == expected
+    limits = np.array([[limit]], dtype=np.uint32)
+    assert below(words, limits)[0].tolist() == expected
+    assert below_on_device(words, limits)[0].tolist() == expected

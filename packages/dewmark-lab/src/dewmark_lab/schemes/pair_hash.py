@@ -108,7 +108,7 @@ class VocabularyHash:
     def below(self, contexts: torch.Tensor, limit: np.uint32) -> torch.Tensor:
         """Whether each token's word after each context (batch, h) is below a limit: (batch, vocab) bool."""
         if contexts.device.type != "cpu":
-            return below(self.signed_words(contexts), limit)
+            return below_on_device(self.signed_words(contexts), np.array([[limit]]))
         table = self._hash.token_words
         words, spare = np.empty_like(table), np.empty_like(table)
         found = np.empty((len(contexts), len(table)), dtype=bool)
@@ -144,12 +144,17 @@ def combine_torch(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Te
     return x
 
 
-def below(words: torch.Tensor, limit: np.uint32) -> torch.Tensor:
-    """Whether the unsigned words with these bits (int32) are below a limit.
+def below(words: torch.Tensor, limits: U32) -> torch.Tensor:
+    """Whether words (batch or 1, m), int32 read as unsigned, are below their row's limit (batch, 1)."""
+    if words.device.type == "cpu":  # numpy compares several times as fast
+        return torch.from_numpy(words.numpy().view(np.uint32) < limits)
+    return below_on_device(words, limits)
 
-    Flipping the sign bit turns the unsigned order into the signed one.
-    """
-    return (words ^ _SIGN) < int(limit) + _SIGN
+
+def below_on_device(words: torch.Tensor, limits: U32) -> torch.Tensor:
+    """The same with torch: flipping the sign bit turns the unsigned order into the signed one."""
+    signed = torch.from_numpy((limits ^ np.uint32(1 << 31)).view(np.int32)).to(words.device)
+    return (words ^ _SIGN) < signed
 
 
 def torch_uniforms(words: torch.Tensor) -> torch.Tensor:
