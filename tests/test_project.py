@@ -115,6 +115,25 @@ def test_companions_use_public_names_of_the_core_only(companion):
     assert private == set()
 
 
+def test_modules_and_names_in_docstrings_exist():
+    wrong = []
+    for file in sorted((ROOT / "packages").glob("*/src/**/*.py")):
+        for name in re.findall(r"`(dewmark\w*(?:\.\w+)+)`", file.read_text(encoding="utf-8")):
+            module, rest = name, ""
+            while (path := source_of(module)) is None:
+                module, _, rest = module.rpartition(".")
+            if rest and not re.search(rf"\b{rest}\b", path.read_text(encoding="utf-8")):
+                wrong.append(f"{file.name}: {name}")
+    assert wrong == []
+
+
+def source_of(module: str) -> Path | None:
+    """The file of a module of one of the packages, or None."""
+    parts = module.split(".")
+    folder = (ROOT / "packages" / parts[0].replace("_", "-") / "src").joinpath(*parts)
+    return next(filter(Path.is_file, (folder.with_suffix(".py"), folder / "__init__.py")), None)
+
+
 def test_every_public_method_is_documented_where_it_is_first_defined():
     classes: dict[str, list[ast.ClassDef]] = {}
     for file in (ROOT / "packages").glob("*/src/**/*.py"):

@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dewmark.cuda import fallbacks
 from dewmark.errors import StorageError
 from dewmark_desk.admission import bounds_of
 from dewmark_desk.api_tokens import OPEN, Caller
@@ -156,6 +157,7 @@ class AccessMiddleware:
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
         metrics.waiting.set(sum(pool.waiting for pool in self._service.pools))
+        metrics.fallbacks.set(fallbacks.total())
         fields = {
             "request_id": request_id,
             "method": method,

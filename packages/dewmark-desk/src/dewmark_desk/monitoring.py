@@ -116,6 +116,8 @@ class Metrics:
         self.waiting = Gauge(
             "dewmark_waiting", "Texts waiting for a thread.", multiprocess_mode="livesum", registry=own
         )
+        name, about = "dewmark_kernel_fallbacks", "Times that torch replaced kernels that do not work."
+        self.fallbacks = Gauge(name, about, multiprocess_mode="livesum", registry=own)
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""

@@ -7,6 +7,7 @@ import logging
 import pkgutil
 import socket
 import time
+from collections import Counter
 
 import pytest
 import sqlalchemy as sa
@@ -322,6 +323,12 @@ def test_metrics_count_requests_and_texts(client):
     assert 'dewmark_texts_total{endpoint="detect",verdict="not_marked"} 1.0' in text
     assert 'dewmark_requests_total{method="POST",route="/v1/detect",status="200"} 1.0' in text
     assert "/nowhere" not in text
+
+
+def test_metrics_count_kernels_that_torch_replaced(client, monkeypatch):
+    monkeypatch.setattr("dewmark_desk.middleware.fallbacks", Counter({"one reason": 2, "another": 1}))
+    client.get("/healthz")
+    assert "\ndewmark_kernel_fallbacks 3.0\n" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("error", [PermissionError("a key"), ConfigError("a key")])

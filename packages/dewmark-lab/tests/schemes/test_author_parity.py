@@ -170,9 +170,9 @@ def test_unigram_biases_and_counts_as_the_authors() -> None:
 def test_exp_draws_and_scores_as_the_toolkit_and_the_authors() -> None:
     given, found = VECTORS["exp"], words(60, WIDTH)
     logits = (3.0 * waves(60, WIDTH)).float()
-    signed = torch.from_numpy(found.view(np.int32))
+    keyed = torch.from_numpy(found.astype(np.int64))
     for name, decoding in (("chosen", Decoding()), ("chosen_of_5", Decoding(top_k=5))):
-        chosen, sound = keyed_race(warp(logits, decoding), signed)
+        chosen, sound = keyed_race(warp(logits, decoding), keyed)
         assert bool(sound.all())
         assert chosen.tolist() == given[name]
     taken = found[np.arange(60), given["chosen"]]

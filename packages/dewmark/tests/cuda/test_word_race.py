@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import warnings
 
 import pytest
 import torch
+from tests.fakes import tiny_lexicon
 
 from dewmark.core.keys import Key
-from dewmark.cuda import graphs
+from dewmark.cuda import fallbacks, graphs, word_race
 from dewmark.cuda.word_race import usable
 from dewmark.decoding import Decoding
-from dewmark.dew import race as word_race
+from dewmark.dew import race as dew_race
+from dewmark.dew import word_step
 from dewmark.dew.scheme import DEW
+from dewmark.dew.word_step import WordStates, WordTables
+from dewmark.encoders.lexicon import load_lexicon
+from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draw, race
+from dewmark.text.trie import build_trie
 from dewmark.workspace import Workspace
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,6 +75,109 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
     assert differ == 0
 
 
+PIECES = [" the", " old", " bri", "dge", "我", "我们的话", "bridge桥河", " road.", "'s", ""]
+
+
+def new_tables(tmp_path) -> WordTables:
+    """The tables of a trie that was just built; some of its tokens have several parts."""
+    lexicon = load_lexicon(str(tiny_lexicon()), workspace=Workspace(cache=tmp_path))
+    trie = build_trie(lexicon.forms, PIECES, special=frozenset({len(PIECES) - 1}))
+    assert trie.parts.shape[1] > 2
+    return WordTables(trie, lexicon, device=DEVICE)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> WordTables:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "marking without kernels")
+        return new_tables(tmp_path_factory.mktemp("cache"))
+
+
+def test_tables_of_a_trie_just_built_lie_in_the_order_that_kernels_read(tables) -> None:
+    tensors = {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
+    assert {*tensors, "vocab_size"} == {*word_race.Tables.__annotations__}
+    assert [name for name, each in tensors.items() if not each.is_contiguous()] == []
+
+
+@needs_kernels
+def test_kernels_push_with_a_trie_just_built(tables) -> None:
+    assert tables.kernels
+    tokens = torch.randint(len(PIECES), (4, STEPS), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    tokens[2, 5:] = -1
+    mine, other = WordStates(tables, 4, k=3), WordStates(tables, 4, k=3)
+    mine.push(tokens.T.contiguous().T)  # ids come with their strides
+    other.push_in_torch(tokens)
+    assert all(map(torch.equal, mine.state, other.state))
+    assert int(mine.state.finished.max()) > 5
+
+
+@needs_kernels
+def test_a_table_in_another_order_is_not_read(tables, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "parts", tables.parts.T.contiguous().T)
+    states = WordStates(tables, 2, k=3)
+    with pytest.raises(
+        ConfigError, match=r"the kernel push reads parts in C order.*pass parts.contiguous\(\)"
+    ):
+        states.push(torch.tensor([[0, 5], [1, 2]], device=DEVICE))
+
+
+class Launches:
+    """A kernel that counts its launches."""
+
+    __name__ = "push"
+
+    def __init__(self, *arg_names: str) -> None:
+        self.arg_names, self.count = arg_names, 0
+
+    def __getitem__(self, programs):
+        return self
+
+    def __call__(self, *args, **options) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "fits"),
+    [
+        ("parts", torch.zeros(6, 3), True),
+        ("parts", torch.zeros(3, 6).T, False),
+        ("parts", torch.zeros(6, 4)[:, :3], False),
+        ("W", torch.zeros(5, 4).expand(2, -1, -1), True),
+        ("W", torch.zeros(4, 5).T.expand(2, -1, -1), False),
+        ("logits", torch.zeros(3, 7, 9)[:, -1], True),
+        ("logits", torch.zeros(9, 3).T, False),
+        ("tokens", torch.zeros(9, 3).T, True),
+    ],
+)
+def test_only_tensors_whose_strides_are_given_may_be_in_another_order(name, tensor, fits) -> None:
+    kernel = Launches("count", name)
+    launch = word_race._launcher(kernel, torch.zeros(1), 1)
+    if fits:
+        launch(7, tensor)
+    else:
+        with pytest.raises(ConfigError, match=f"reads {name} in C order"):
+            launch(7, tensor)
+    assert kernel.count == fits
+
+
+def test_a_fallback_says_what_it_costs_and_is_counted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(word_step, "usable", lambda _: True)
+    monkeypatch.setattr(word_step, "push_words", lambda *_: None)
+    before = fallbacks["texts grow differently"]
+    with pytest.warns(UserWarning, match=r"without kernels.*\(texts grow differently\).* 16 times as long"):
+        tables = new_tables(tmp_path)
+    assert not tables.kernels
+    assert fallbacks["texts grow differently"] == before + 1
+
+
+def test_a_device_without_triton_is_told_so(monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "dewmark.cuda.race_kernels", None)
+    monkeypatch.delattr("dewmark.cuda.race_kernels", raising=False)
+    with pytest.warns(UserWarning, match="without kernels"):
+        assert not usable.__wrapped__("cpu")
+
+
 @needs_kernels
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, None])
 def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> None:
@@ -105,9 +216,9 @@ def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch
     logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
     expected, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
-    word_race._DRAWN.clear()
+    dew_race._DRAWN.clear()
     wrong = lambda *_, **__: (expected + 1, torch.ones(2, dtype=torch.bool, device=DEVICE))  # noqa: E731
-    monkeypatch.setattr(word_race, "draw_words", wrong)
+    monkeypatch.setattr(dew_race, "draw_words", wrong)
     with pytest.warns(UserWarning, match="without kernels"):
         chosen, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
     assert torch.equal(chosen, expected)
@@ -132,7 +243,7 @@ def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkey
     decodings = [Decoding()] * 8 + [Decoding(temperature=0.7, top_p=0.9)] * 4  # a new one begins again
     drawn, states = [], []
     for captures in (False, True):
-        monkeypatch.setattr(word_race.WordSession, "_can_capture", lambda self, scores, can=captures: can)
+        monkeypatch.setattr(dew_race.WordSession, "_can_capture", lambda self, scores, can=captures: can)
         session, ids = bound.session(start.to(DEVICE), seeds=[1, 2, 3]), start.to(DEVICE)
         tokens = []
         for scores, decoding in zip(logits, decodings, strict=True):

@@ -87,9 +87,9 @@ def numbers(count: int, *, seed: int = 0, top: int = KNOWN) -> str:
 
 
 def random_words(rows: int, width: int, seed: int = 0) -> torch.Tensor:
-    """Keyed words (rows, width), int32."""
+    """Keyed words (rows, width), int64."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-(2**31), 2**31, (rows, width), generator=generator).to(torch.int32)
+    return torch.randint(2**32, (rows, width), generator=generator)
 
 
 def raw_logits(rows: int, width: int, *, scale: float = 2.0, seed: int = 1) -> torch.Tensor:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -266,6 +268,26 @@ def test_a_trie_is_cached_and_a_damaged_one_is_built_again(tmp_path: Path) -> No
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     load("another")
     assert len(list((tmp_path / "tries").iterdir())) == 2
+
+
+def test_a_built_trie_has_the_layout_of_a_loaded_one(monkeypatch, tmp_path: Path) -> None:
+    """Kernels read the arrays as they lie in memory; tokens of several words have rows of several parts."""
+    host, workspace = FakeHost(400).info, Workspace(cache=tmp_path)
+    pieces = [*PIECES, "我们", "我们的话", *[""] * (400 - len(PIECES) - 2)]
+    monkeypatch.setattr(
+        "dewmark.text.trie.Spelling", lambda *_: SimpleNamespace(pieces=pieces, split=lambda _: {})
+    )
+    built, loaded = (
+        load_trie(FORMS, host.tokenizer, 400, identity="lexicon", workspace=workspace) for _ in range(2)
+    )
+    assert built.parts.shape[1] == 4
+    assert isinstance(loaded.parts, np.memmap)
+    arrays = [field.name for field in fields(Trie) if field.name != "vocab_size"]
+    layouts = [
+        {name: ((array := getattr(trie, name)).dtype, array.shape, array.strides) for name in arrays}
+        for trie in (built, loaded)
+    ]
+    assert layouts[0] == layouts[1]
 
 
 @pytest.mark.models

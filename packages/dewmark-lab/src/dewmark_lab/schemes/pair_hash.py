@@ -10,7 +10,7 @@ uniform: different tokens have independent t, different contexts independent a. 
 two tokens would still be linearly related; the context's multiplier and the steps after it break that.
 Scoring a token needs one pair. Marking hashes one context per row and passes once over the candidates: with
 numpy on a CPU (row by row, so that the data stays in cache), with torch elsewhere. Torch has no unsigned
-arithmetic, so its words are int32 with the same bits.
+arithmetic of 32 bits: it computes the same bits in int32 and gives the words as int64.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class VocabularyHash:
         self._token_words: dict[torch.device, torch.Tensor] = {}
 
     def words(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
-        """Hash contexts (batch, h) with each row's candidates (batch, m): words (batch, m), int32.
+        """Hash contexts (batch, h) with each row's candidates (batch, m): words (batch, m), int64.
 
-        Without candidates, hash them with every token: (batch, vocab).
+        Without candidates, hash them with every token: (batch, vocab). The numbers are `PairHash.words`.
         """
         if contexts.device.type != "cpu":
             return self.words_on_device(contexts, candidates)
@@ -103,12 +103,12 @@ class VocabularyHash:
         for i, (a, b) in enumerate(self._hash.seeds(contexts.numpy())):
             row = table if candidates is None else table[candidates[i].numpy()]
             combine(a, b, row, out=words[i], spare=spare)
-        return torch.from_numpy(words.view(np.int32))
+        return torch.from_numpy(words.astype(np.int64))
 
     def below(self, contexts: torch.Tensor, limit: np.uint32) -> torch.Tensor:
         """Whether each token's word after each context (batch, h) is below a limit: (batch, vocab) bool."""
         if contexts.device.type != "cpu":
-            return below_on_device(self.words_on_device(contexts), np.array([[limit]]))
+            return below_on_device(self.signed_words(contexts), np.array([[limit]]))
         table = self._hash.token_words
         words, spare = np.empty_like(table), np.empty_like(table)
         found = np.empty((len(contexts), len(table)), dtype=bool)
@@ -122,6 +122,10 @@ class VocabularyHash:
 
     def words_on_device(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
         """The same as `words`, computed with torch."""
+        return self.signed_words(contexts, candidates).to(torch.int64).bitwise_and_(0xFFFFFFFF)
+
+    def signed_words(self, contexts: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
+        """The bits of `words` in int32, computed with torch."""
         device = contexts.device
         seeds = torch.from_numpy(self._hash.seeds(contexts.cpu().numpy()).view(np.int32)).to(device)
         if device not in self._token_words:
@@ -154,9 +158,8 @@ def below_on_device(words: torch.Tensor, limits: U32) -> torch.Tensor:
 
 
 def torch_uniforms(words: torch.Tensor) -> torch.Tensor:
-    """Words (int32) to numbers in the open interval (0, 1), float64, on a grid of 2⁻³²."""
-    unsigned = words.to(torch.int64).bitwise_and_(0xFFFFFFFF)
-    return unsigned.to(torch.float64).add_(0.5).mul_(2.0**-32)
+    """Words (int64) to numbers in the open interval (0, 1), float64, on a grid of 2⁻³²."""
+    return words.to(torch.float64).add_(0.5).mul_(2.0**-32)
 
 
 def _upper_half(x: torch.Tensor) -> torch.Tensor:

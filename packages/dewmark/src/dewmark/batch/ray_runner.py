@@ -3,7 +3,7 @@
 The cluster is the one that ``RAY_ADDRESS`` names, otherwise one that is started on this machine and stopped
 by `close`. Each job is one block of a dataset. Ray Data keeps at most `_IN_FLIGHT` of them per actor, waits
 while results are not consumed, and hands the blocks of a dead actor to others. It would do so for ever, so a
-ledger (an actor of its own) counts the attempts: see `base`.
+ledger (an actor of its own) counts the attempts (`dewmark.batch.runners`).
 
 Ray puts the jobs, ``open_worker`` and the results in its object store, which everyone with access to the
 cluster can read.

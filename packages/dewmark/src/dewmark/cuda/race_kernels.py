@@ -142,9 +142,9 @@ def _follow(  # type: ignore[no-untyped-def]
     return tl.where(listed, tl.load(targets + low), otherwise), ends & (listed == 0)
 
 
-@triton.jit(do_not_specialize=["count", "row_stride", "stride"], do_not_specialize_on_alignment=["ids"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "row_stride", "stride"], do_not_specialize_on_alignment=["tokens"])  # type: ignore[untyped-decorator]
 def push(  # type: ignore[no-untyped-def]
-    ids,
+    tokens,
     count,
     row_stride,
     stride,
@@ -189,7 +189,7 @@ def push(  # type: ignore[no-untyped-def]
     again = (tl.load(repeated + row) != 0).to(tl.int32)
     position = tl.full((), 0, tl.int32)
     while position < count:
-        whole = tl.load(ids + row * row_stride + position * stride)
+        whole = tl.load(tokens + row * row_stride + position * stride)
         mine = parts + tl.maximum(whole, 0) * PARTS
         token = tl.where(whole >= 0, tl.load(mine), -1)
         part = tl.full((), 0, tl.int32)
@@ -545,7 +545,7 @@ def _covariance(units, left, right, contexts, D_T: constexpr, COLUMNS: constexpr
 
 @triton.jit
 def _factors(low):  # type: ignore[no-untyped-def]
-    """a and b of P = aI + bM, and the next lower bound (`dewmark.dew.inverse_root`)."""
+    """a and b of P = aI + bM, and the next lower bound (`dewmark.dew.noise`)."""
     square = 3.0 / (1.0 + low + low * low)
     root = tl.sqrt(square)
     a = 1.5 * root
@@ -587,7 +587,7 @@ def innovate(  # type: ignore[no-untyped-def]
 ):
     """The first candidate of each row and its time; keeps the noise of ``USED`` candidates for later steps.
 
-    `dewmark.dew.inverse_root` says what ``scale``, ``least`` and ``ROUNDS`` are.
+    `dewmark.dew.noise.InverseRoot` says what ``scale``, ``least`` and ``ROUNDS`` are.
     """
     PAST: constexpr = STEPS * USED
     row = tl.program_id(0).to(tl.int64)

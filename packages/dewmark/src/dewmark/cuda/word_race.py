@@ -9,8 +9,8 @@ Boundary: tensors in, tensors out; no texts, no settings.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from dewmark.cuda import fallbacks
+from dewmark.errors import ConfigError
 from dewmark.text.words import SPELLINGS
 
 MOST = 256
@@ -38,6 +40,7 @@ _GROUPS = 4  # that one program reads to keep their maxima
 _TILE = 2048  # tokens that one program of the race reads
 _CHUNK = 4096  # tokens that a filter over a whole row reads at once
 _COLUMNS = 32  # coordinates of word vectors that one program holds at once
+_STRIDED = {"tokens": 2, "logits": 1, "random": 1, "W": 1}  # leading dimensions whose strides are given
 
 
 class Tables(Protocol):
@@ -92,8 +95,7 @@ def usable(device_type: str) -> bool:
 
     Triton compiles its launchers with the system's C compiler, which may be missing, so one kernel is tried.
     """
-    wanted = device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    if not wanted or importlib.util.find_spec("triton") is None:
+    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     try:
         draw_plain(
@@ -105,23 +107,38 @@ def usable(device_type: str) -> bool:
 
 
 def without_kernels(reason: object) -> Literal[False]:
-    """Warn that the kernels do not work on this device and that torch replaces them."""
+    """Warn that the kernels do not work on this device and that torch replaces them, and count it."""
     line = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-    warnings.warn(f"marking without kernels, which is slower: they do not work here ({line})", stacklevel=3)
+    fallbacks[line] += 1
+    warnings.warn(  # the figures are from docs/log/speed.md
+        f"marking without kernels, which do not work here ({line}): torch takes 16 times as long "
+        "(on an H200 2.4 ms a step instead of 0.15)",
+        stacklevel=3,
+    )
     return False
 
 
 def _launcher(kernel: Any, near: torch.Tensor, *programs: int) -> Callable[..., object]:  # noqa: ANN401
-    """Launches so many programs of a kernel on the device of a tensor, whichever is current."""
-    launch: Callable[..., object] = kernel[programs]
-    if near.device.type != "cuda" or near.device.index == torch.cuda.current_device():
-        return launch
+    """Launches so many programs of a kernel on the device of a tensor, whichever is current.
 
-    def elsewhere(*args: object, **options: object) -> None:
-        with torch.cuda.device(near.device):
+    Kernels find a tensor's numbers by its shape, as in C order; one in another order is an error.
+    """
+    launch: Callable[..., object] = kernel[programs]
+    elsewhere = near.device.type == "cuda" and near.device.index != torch.cuda.current_device()
+
+    def checked(*args: object, **options: object) -> None:
+        for name, arg in zip(kernel.arg_names, args, strict=False):
+            if not isinstance(arg, torch.Tensor) or arg.is_contiguous():
+                continue
+            if not arg[(slice(1),) * _STRIDED.get(name, 0)].is_contiguous():
+                raise ConfigError(
+                    f"the kernel {kernel.__name__} reads {name} in C order, but its shape {tuple(arg.shape)} "
+                    f"has strides {arg.stride()}: pass {name}.contiguous()"
+                )
+        with torch.cuda.device(near.device) if elsewhere else contextlib.nullcontext():
             launch(*args, **options)
 
-    return elsewhere
+    return checked
 
 
 def _levels(tables: Tables) -> int:
@@ -229,7 +246,8 @@ def draw_words(
         num_warps=8,
     )
     y, numbers = new((batch, m)), new((batch, m), dtype=torch.float64)
-    (d_T, d_C), k = W.shape[-2:], state.recent.shape[1]
+    W = W.expand(batch, -1, -1)
+    (d_T, d_C), k = W.shape[1:], state.recent.shape[1]
     rows, contexts = new((batch, m), dtype=torch.int32), new((batch, 2, d_C))
     align = _launcher(race_kernels.align, scores, batch)
     align(
@@ -247,7 +265,7 @@ def draw_words(
         tables.units,
         tables.contexts,
         W,
-        W.stride(0) if W.dim() == 3 else 0,
+        W.stride(0),
         len(tables.breaks),
         state.counts.shape[1],
         m,

@@ -341,7 +341,7 @@ class EpochMatrices:
 class KeyMatrices:
     """The matrices of all uses of a key; ``epochs`` has the current one last. As secret as the key.
 
-    Those that may be published have numbers in the ``head`` (d_T, d_C) only (`dewmark.dew.attribution`), and
+    Those that may be published have numbers in the ``head`` (d_T, d_C) only (`dewmark.dew.origin`), and
     score only that part of a text's matrix.
     """
 

@@ -175,7 +175,7 @@ def _step(state: NDArray[np.uint64], data: NDArray[np.uint64] | np.uint64) -> ND
 def tournament(
     probabilities: torch.Tensor, words: torch.Tensor, *, depth: int, leaves: int = 2
 ) -> torch.Tensor:
-    """Probabilities (batch, m) after ``depth`` layers; bit l of words (batch, m) int32 is layer l's g."""
+    """Probabilities (batch, m) after ``depth`` layers; bit l of words (batch, m) is layer l's g."""
     for start in range(0, depth, _LAYERS_AT_ONCE):
         layers = min(_LAYERS_AT_ONCE, depth - start)
         patterns = (words >> start).bitwise_and_((1 << layers) - 1).to(torch.int64)

@@ -416,7 +416,8 @@ def _parts(pieces: Sequence[str], special: Collection[int], leads: Collection[in
                 ids[part] = len(named)
                 named.append(part)
         rows[token] = [ids[part] for part in found] if len(found) > 1 else [token]
-    return np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int32).T, named
+    columns = np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int32)
+    return np.ascontiguousarray(columns.T), named  # kernels read it row by row
 
 
 class _Effects(NamedTuple):

@@ -170,7 +170,7 @@ class _DigitSession(TokenSession):
         bound, radix = self._bound, self._bound.scheme.radix
         places = bound.positions(windows.cpu().numpy())
         digits = torch.from_numpy(bound.digits[places]).to(scores.device).unsqueeze(1)
-        colours = (self._hash.words(windows).long() & 0xFFFFFFFF) * radix >> 32
+        colours = self._hash.words(windows) * radix >> 32
         chosen = (colours == digits).logical_and_(self._markable)
         return scores.add(as_numbers(chosen, scores), alpha=bound.scheme.delta)
 

@@ -105,7 +105,7 @@ class RaceSession(ChoosingSession):
 
 
 def keyed_race(scores: torch.Tensor, words: torch.Tensor) -> Choice:
-    """The winners (batch,) for logits and int32 words, both (batch, m), and whether each row had a winner.
+    """The winners (batch,) for logits and words, both (batch, m), and whether each row had a winner.
 
     argmax u^(1/p) is the token with the largest p/E, where E = −ln u.
     """

@@ -34,7 +34,6 @@ from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
-from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, secret_of
 
 HIDDEN = 64
@@ -137,12 +136,12 @@ class TokenSpecificSession(TokenSession):
 
     def __init__(self, prompts: PromptBatch, bound: BoundTS) -> None:
         super().__init__(prompts, bound)
-        self._limits = bound.limits
+        self._limits = torch.from_numpy(bound.limits.astype(np.int64))
         self._delta = torch.from_numpy(bound.parameters.delta * bound.scheme.strength).float()
 
     def mark(self, windows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         before = windows[:, 0].cpu()
-        green = below(self._hash.words(windows), self._limits[before.numpy(), None])
+        green = self._hash.words(windows) < self._limits[before].to(scores.device)[:, None]
         green.logical_and_(self._markable)
         delta = self._delta[before].to(scores.device, scores.dtype)
         return scores.addcmul(green.view(torch.uint8).to(scores.dtype), delta[:, None])

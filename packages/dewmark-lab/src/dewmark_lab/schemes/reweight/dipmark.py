@@ -43,8 +43,8 @@ _TINY = 1e-300
 
 
 def slots_of(words: torch.Tensor) -> torch.Tensor:
-    """Words (int32) to slots (int64): the most significant bits."""
-    return (words >> (32 - _BITS)).bitwise_and_(SLOTS - 1).to(torch.int64)
+    """Words (int64) to slots: the most significant bits."""
+    return words >> (32 - _BITS)
 
 
 def slot_masses(probabilities: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,7 @@ class LlamaCppTokenizer:
         """Raise `ConfigError`: the tokenizer is inside the GGUF file and has no file of its own."""
         raise ConfigError(
             "llama.cpp's tokenizer cannot be stored with a detector: bind the scheme with host=FILE.gguf to "
-            "export it, or use a scheme that detects without a tokenizer (dew with units=word)"
+            "export it, or use a scheme that detects without a tokenizer (dew)"
         )
 
     def _encode(self, text: str) -> Tokenized:
@@ -164,7 +164,7 @@ class LlamaCppTokenizer:
         if joined[extra:] != data or joined[:extra].strip():
             raise ModelError(
                 "this GGUF model's tokenizer changes the text, so character offsets are unknown: "
-                "use a scheme that detects without a tokenizer (dew with units=word)"
+                "use a scheme that detects without a tokenizer (dew)"
             )
         # the character of each byte; a token that ends within a character shares it with the next token
         character = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])
