@@ -75,7 +75,9 @@ def detect(
     test: options.Test = None,
     json_: options.Json = False,
     tokens: Annotated[bool, options.of_output("--tokens", help="Include every token's score.")] = False,
-    html: Annotated[Path | None, options.of_output(metavar="OUT.html", help="Write a coloured page.")] = None,
+    html: Annotated[
+        Path | None, options.of_output(metavar="OUT.html | -", help="Write a coloured page.")
+    ] = None,
     quiet: options.Quiet = False,
     out: Annotated[
         Path | None, _many_option(metavar="FILE", help="Write .parquet or .jsonl; a stopped run is resumed.")

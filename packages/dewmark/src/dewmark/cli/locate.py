@@ -43,7 +43,9 @@ def locate(
         float, typer.Option(help="Share of unmarked texts that are called marked, or any passage of them.")
     ] = 0.01,
     attempts: options.Attempts = 1,
-    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with passages.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html | -", help="Write a page with passages.")
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

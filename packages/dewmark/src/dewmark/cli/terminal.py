@@ -6,13 +6,15 @@ nothing with --quiet.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dewmark.errors import StorageError
 from dewmark.version import __version__
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Progress",
     "check_writable",
+    "document_on_stdout",
     "emit",
+    "output",
     "printable",
     "results",
     "save_json",
@@ -162,26 +166,57 @@ def _bars() -> Bars:
     )
 
 
-def check_writable(path: Path) -> None:
-    """Raise `StorageError` unless a file or folder can be made at ``path``, before any work begins."""
-    folder = path if path.is_dir() else path.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+STDOUT = Path("-")
+_document: ContextVar[TextIO | None] = ContextVar("stdout while results go to stderr", default=None)
+
+
+@contextlib.contextmanager
+def document_on_stdout() -> Iterator[None]:
+    """Leave stdout to the document that `output` writes there: results go to stderr meanwhile."""
+    token = _document.set(sys.stdout)
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _document.reset(token)
+
+
+@contextlib.contextmanager
+def output(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open the file that a user named for output; ``-`` is stdout. Files appear complete or not at all."""
+    from dewmark import storage
+
+    if path != STDOUT:
+        with storage.atomic_write(path, private=private) as stream:
+            yield stream
+        return
+    document = _document.get() or sys.stdout
+    document.flush()
+    yield document.buffer
+    document.flush()
+
+
+def check_writable(path: Path, *, folder: bool = False) -> None:
+    """Raise `StorageError` unless a file or folder can be written at ``path``, before any work begins."""
+    from dewmark import storage
+
+    place, mode = storage.output_place(path, folder=folder)
+    parent = place if folder and mode is not None else place.parent
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}: {folder}") from None
+        raise StorageError(f"cannot write {path}: {error.strerror}: {parent}") from None
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file atomically, as UTF-8."""
-    from dewmark import storage
-
-    with storage.atomic_write(path) as stream:
+    """Write a text, as UTF-8, to where a user named."""
+    with output(path) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 
 def save_json(path: Path, data: object) -> None:
-    """Write a JSON file atomically."""
+    """Write JSON to where a user named."""
     save_text(path, json.dumps(data, indent=1) + "\n")

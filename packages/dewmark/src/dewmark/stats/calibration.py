@@ -137,9 +137,13 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; the file appears complete or not at all."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         with storage.atomic_write(Path(path)) as stream:
-            stream.write(json.dumps({"format": _FORMAT, **fields, "z": self.z.tolist()}).encode() + b"\n")
+            stream.write(self.to_json())
+
+    def to_json(self) -> bytes:
+        """The contents of the file that `save` writes."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.dumps({"format": _FORMAT, **fields, "z": self.z.tolist()}).encode() + b"\n"
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
