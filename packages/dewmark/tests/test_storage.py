@@ -33,6 +33,29 @@ def fail_with(code: int):
     return fail
 
 
+class TestManifest:
+    def files(self, folder: Path, monkeypatch) -> Path:
+        """A folder with one file of 100 bytes, listed in its manifest; returns the file."""
+        monkeypatch.setattr(storage, "verified", set())
+        file = folder / "file"
+        file.write_bytes(bytes(100))
+        storage.write_manifest(folder, "files")
+        return file
+
+    def test_a_small_file_is_hashed_at_every_call(self, tmp_path, monkeypatch):
+        file = self.files(tmp_path, monkeypatch)
+        assert storage.read_manifest(tmp_path, "files")["files"].keys() == {"file"}
+        file.write_bytes(bytes(99) + b"x")
+        assert storage.read_manifest(tmp_path, "files") == {}
+
+    def test_a_look_at_sizes_does_not_count_as_a_look_at_contents(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(storage, "SMALL_FILE", 0)  # all files are large
+        file = self.files(tmp_path, monkeypatch)
+        assert storage.read_manifest(tmp_path, "files", contents=False)
+        file.write_bytes(bytes(99) + b"x")
+        assert storage.read_manifest(tmp_path, "files") == {}
+
+
 class TestAtomicWrite:
     def test_the_file_appears_complete_with_its_parents(self, tmp_path):
         path = tmp_path / "a" / "b" / "file.bin"

@@ -91,6 +91,26 @@ def output_place(path: Path, *, folder: bool = False) -> tuple[Path, int | None]
         return Path(os.path.realpath(path)), mode
 
 
+def read_small(path: str | Path, *, most: int = 1 << 20) -> bytes:
+    """A regular file of at most ``most`` bytes; `OSError` for a device, a FIFO or a longer file, unread."""
+    path = Path(path)
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of(found.st_mode)}, not a regular file", str(path))
+    if found.st_size > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 10} KiB", str(path))
+    with path.open("rb") as stream:
+        return stream.read(most)  # it may have grown
+
+
+def read_json(path: str | Path, *, most: int = 1 << 20) -> Any:  # noqa: ANN401 - any JSON value
+    """The JSON in a small file; `ValueError` if it is none or nested too deep, `OSError` as `read_small`."""
+    try:
+        return json.loads(read_small(path, most=most))
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -> Iterator[IO[bytes]]:
     """Write a file that appears complete or not at all; ``private`` gives it mode 0600.

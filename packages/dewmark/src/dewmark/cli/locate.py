@@ -50,7 +50,7 @@ def locate(
     quiet: options.Quiet = False,
 ) -> None:
     """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
-    from dewmark.batch.inputs import read_files
+    from dewmark.batch.inputs import read_files, warn_json_lines
     from dewmark.batch.scorers import DetectorSpec
     from dewmark.batch.sources import open_source
     from dewmark.passages import check_searched
@@ -69,6 +69,7 @@ def locate(
         reader=reader,
     )
     files = read_files(texts or [], prompt=prompt)
+    warn_json_lines(files)
     source = None if rows is None else open_source(rows, prompt=prompt)
     blocks = source.blocks(_ROWS) if source is not None else []
     total = len(files) + sum(block.rows for block in blocks)

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dewmark.errors import StorageError
+from dewmark.text.printing import BIDIRECTIONAL, printable
 from dewmark.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+    from rich.segment import Segment
 
 __all__ = [
     "Progress",
@@ -38,11 +40,8 @@ __all__ = [
     "write",
 ]
 
-# C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
-_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-
-# Unicode line ends that JSON does not escape, although many readers split lines there.
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+# JSON escapes none of these, nor two line ends of Unicode where many readers split lines.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(127, 160), *BIDIRECTIONAL, 0x2028, 0x2029)}
 
 _INTERVAL = 5.0  # seconds between two plain lines about the same work
 _MANY = 10_000  # totals from here on, such as bytes, are shown as a percentage
@@ -51,11 +50,13 @@ _MANY = 10_000  # totals from here on, such as bytes, are shown as a percentage
 def emit(row: Mapping[str, Any]) -> None:
     """Print one JSON object, with the version of dewmark, on one line of stdout."""
     row = {**row, "version": __version__}
-    write(json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n")
+    write(json.dumps(row, ensure_ascii=False).translate(_ESCAPES) + "\n")
 
 
 def write(text: str) -> None:
-    """Write text to stdout as UTF-8, whatever the locale, and flush it."""
+    """Write text to stdout as UTF-8, whatever the locale, and flush it; a terminal gets `printable` text."""
+    if sys.stdout.isatty():
+        text = printable(text)
     sys.stdout.flush()
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
@@ -68,20 +69,20 @@ def write(text: str) -> None:
 def say(line: str, *, quiet: bool = False) -> None:
     """Print one line to stderr."""
     if not quiet:
-        sys.stderr.write(line.translate(_CONTROLS) + "\n")
+        sys.stderr.write(printable(line) + "\n")
         sys.stderr.flush()
 
 
 def results() -> Console:
-    """A rich console on stdout that interprets no markup."""
+    """A rich console on stdout that interprets no markup, and prints no controls but its own."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    class Printable(Console):
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:  # noqa: ANN401 - as rich has it
+            for each in super().render(*arguments, **options):
+                yield each if each.control else each._replace(text=printable(each.text))
 
-
-def printable(text: str) -> str:
-    """The text with control characters replaced, so that it is safe to print."""
-    return text.replace("\r\n", "\n").translate(_CONTROLS)
+    return Printable(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Progress:
@@ -144,8 +145,7 @@ class Progress:
             amount = f"{100 * done // total}%"
         else:
             amount = f"{done} of {total}"
-        sys.stderr.write(f"{description}: {amount}\n")
-        sys.stderr.flush()
+        say(f"{description}: {amount}")
 
 
 def _bars() -> Bars:

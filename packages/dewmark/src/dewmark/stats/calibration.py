@@ -149,10 +149,10 @@ class Calibration:
     def load(cls, path: str | Path) -> Calibration:
         """Read a file that `save` wrote."""
         try:
-            content = json.loads(Path(path).read_bytes())
+            content = storage.read_json(path, most=1 << 26)
         except OSError as error:
             raise InputError(f"cannot read calibration {path}: {error.strerror}") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise ArtifactError(f"{path} is not a calibration, or is damaged: {_REMEDY}") from None
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ArtifactError(f"{path} is not a calibration that this version can read: {_REMEDY}")
