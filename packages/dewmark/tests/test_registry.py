@@ -31,6 +31,12 @@ def test_a_misspelt_name_gets_a_hint(fruit):
         fruit["aple"]
 
 
+def test_names_are_found_as_papers_write_them(fruit):
+    assert fruit["APPLE"] is fruit["apple"]
+    with pytest.raises(UnknownNameError, match="unknown fruit 'APLE'; did you mean 'apple'?"):
+        fruit["APLE"]
+
+
 def test_other_packages_publish_names_but_cannot_replace_ours(monkeypatch):
     published = [
         EntryPoint(name="pear", value="fractions:Fraction", group="fruits"),

@@ -33,6 +33,29 @@ def fail_with(code: int):
     return fail
 
 
+class TestManifest:
+    def files(self, folder: Path, monkeypatch) -> Path:
+        """A folder with one file of 100 bytes, listed in its manifest; returns the file."""
+        monkeypatch.setattr(storage, "verified", set())
+        file = folder / "file"
+        file.write_bytes(bytes(100))
+        storage.write_manifest(folder, "files")
+        return file
+
+    def test_a_small_file_is_hashed_at_every_call(self, tmp_path, monkeypatch):
+        file = self.files(tmp_path, monkeypatch)
+        assert storage.read_manifest(tmp_path, "files")["files"].keys() == {"file"}
+        file.write_bytes(bytes(99) + b"x")
+        assert storage.read_manifest(tmp_path, "files") == {}
+
+    def test_a_look_at_sizes_does_not_count_as_a_look_at_contents(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(storage, "SMALL_FILE", 0)  # all files are large
+        file = self.files(tmp_path, monkeypatch)
+        assert storage.read_manifest(tmp_path, "files", contents=False)
+        file.write_bytes(bytes(99) + b"x")
+        assert storage.read_manifest(tmp_path, "files") == {}
+
+
 class TestAtomicWrite:
     def test_the_file_appears_complete_with_its_parents(self, tmp_path):
         path = tmp_path / "a" / "b" / "file.bin"
@@ -51,6 +74,47 @@ class TestAtomicWrite:
             raise KeyboardInterrupt
         assert path.read_bytes() == b"old"
         assert names(tmp_path) == ["file"]
+
+    def test_a_link_stays_and_the_file_behind_it_is_replaced(self, tmp_path):
+        target, link = tmp_path / "there" / "file", tmp_path / "link"
+        link.symlink_to(target)  # which does not exist yet
+        for content in (b"one", b"two"):
+            with storage.atomic_write(link) as stream:
+                stream.write(content)
+            assert link.is_symlink()
+            assert target.read_bytes() == content
+            assert names(target.parent) == ["file"]
+
+    def test_a_replaced_file_keeps_its_mode(self, tmp_path):
+        path = tmp_path / "file"
+        path.touch(0o640)
+        path.chmod(0o640)
+        with storage.atomic_write(path) as stream:
+            stream.write(b"new")
+        assert mode(path) == 0o640
+
+    @pytest.mark.parametrize("place", ["/dev/full", "fifo", "link to fifo"])
+    def test_nothing_but_a_file_is_replaced(self, tmp_path, place):
+        path = tmp_path / place
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "link to fifo").symlink_to("fifo")
+        before = path.stat()
+        for write in (
+            lambda: storage.atomic_write(path).__enter__(),
+            lambda: storage.atomic_folder(path).__enter__(),
+            lambda: storage.append_jsonl(path, [{}]),
+            lambda: ResumableRows(path, 1, batch_size=1),
+        ):
+            with pytest.raises(StorageError, match="cannot write .* it is a (FIFO|device), not a "):
+                write()
+        assert path.stat() == before
+
+    def test_links_in_a_circle_are_one_line(self, tmp_path):
+        path = tmp_path / "link"
+        path.symlink_to("link")
+        with pytest.raises(StorageError, match="cannot write .*link: Too many levels"):
+            storage.atomic_write(path).__enter__()
+        assert path.is_symlink()
 
     def test_a_private_file_is_never_readable_by_others_while_it_grows(self, tmp_path):
         with storage.atomic_write(tmp_path / "file", private=True) as stream:

@@ -29,7 +29,7 @@ from joserfc.jwk import OKPKey
 from joserfc.util import json_b64encode
 
 from dewmark.errors import InputError, KeyFileError, SignatureError
-from dewmark.storage import atomic_write
+from dewmark.storage import atomic_write, read_json, read_small
 
 _TYPE = "dewmark-{kind}+jws"
 _PUBLIC = ("crv", "kty", "x")  # the members of a public key
@@ -112,7 +112,7 @@ class SigningKey:
         """Read a PEM file."""
         path = Path(path)
         try:
-            data, mode = path.read_bytes(), path.stat().st_mode
+            data, mode = read_small(path), path.stat().st_mode
         except FileNotFoundError:
             raise KeyFileError(f"no signing key {path}; make it: dewmark report key --out {path}") from None
         except OSError as error:
@@ -160,7 +160,7 @@ def load_signers(path: str | Path) -> list[VerifyingKey]:
     """The public keys of a JWK file or a JWK set."""
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except OSError as error:
         raise KeyFileError(f"cannot read public key {path}: {error.strerror}") from None
     except ValueError:

@@ -17,6 +17,7 @@ detection removes the selectors, so a manifest changes no verdict.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import unicodedata
@@ -29,6 +30,8 @@ from typing import Any, Literal
 from dewmark.errors import ConfigError, InputError
 from dewmark.extras import require
 from dewmark.manifests import FIELDS
+from dewmark.storage import read_small
+from dewmark.text.printing import one_line
 from dewmark.types import Detection, Verdict
 from dewmark.version import __version__
 
@@ -69,8 +72,10 @@ class Provider:
 
         c2pa = require("c2pa", extra="c2pa", package="dewmark-desk")
         try:
-            chain, secret = self.chain.read_bytes(), self.private_key.read_bytes()
+            chain, secret = read_small(self.chain), read_small(self.private_key)
             key = load_pem_private_key(secret, password=None)
+        except OSError as error:
+            raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
         except (ValueError, TypeError):
             raise ConfigError(f"{self.private_key} is no private key in PEM: give a plain one") from None
         name = (
@@ -150,7 +155,7 @@ def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
     clean = clean.rstrip()
     if data is None:
         return Manifest("broken" if _has_selectors(text) else "absent", clean)
-    trust = {} if roots is None else {"trust": {"trust_anchors": roots.read_text(encoding="utf-8")}}
+    trust = {} if roots is None else {"trust": {"trust_anchors": read_small(roots).decode()}}
     settings = {**trust, "verify": {"verify_trust": True}}
     try:
         with (
@@ -161,7 +166,7 @@ def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
             results = (reader.get_validation_results() or {}).get("activeManifest", {})
     except c2pa.C2paError:
         return Manifest("broken", clean)
-    return _described(found, {each["code"] for each in results.get("failure", ())}, clean)
+    return _shown(_described(found, {each["code"] for each in results.get("failure", ())}, clean))
 
 
 def read_layers(
@@ -229,6 +234,13 @@ def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifes
         time=signed.get("time"),
         fingerprint=block.get("value"),
     )
+
+
+def _shown(manifest: Manifest) -> Manifest:
+    """With names that can be shown: a certificate may call itself anything."""
+    fields = ("signer", "generator", "model", "time", "fingerprint")
+    said = {name: value for name in fields if (value := getattr(manifest, name)) is not None}
+    return dataclasses.replace(manifest, **{name: one_line(value) for name, value in said.items()})
 
 
 def _has_selectors(text: str) -> bool:

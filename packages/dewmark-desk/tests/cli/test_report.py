@@ -108,7 +108,7 @@ def test_the_page_shows_the_claims_and_escapes_the_name(run, signer, key_file, t
 def test_mistakes_are_reported_before_anything_is_scored(run, signer, key_file, text, tmp_path):
     arguments = ("--key", key_file, "--out", tmp_path / "r.jws")
     assert "dewmark report key" in run("report", "sign", text, *arguments, "--signer", tmp_path / "x").error
-    nowhere = ("--key", key_file, "--out", tmp_path / "no" / "r.jws", "--signer", signer)
+    nowhere = ("--key", key_file, "--out", signer / "r.jws", "--signer", signer)
     assert "cannot write" in run("report", "sign", text, *nowhere).error
     assert "exists already" in run("report", "key", "--out", signer).error
     assert "cannot read" in run("report", "verify", tmp_path / "x", "--signer", tmp_path / "desk.jwk").error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def b64(data: bytes) -> str:
 PRIVATE = Ed25519PrivateKey.from_private_bytes(unb64(D))
 KEY = SigningKey(PRIVATE)
 CLAIMS = {"document": "x", "verdict": "marked", "p_value": 1e-06, "name": "Brücke", "n": None}
+
+
+@pytest.mark.parametrize("load", [SigningKey.load, load_signers])
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero", "deep.jwk"])
+def test_only_a_small_regular_file_is_read(tmp_path, load, place) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "deep.jwk").write_text("[" * 10**5)
+    with pytest.raises(KeyFileError, match="not a regular file|expected a JWK|not an unencrypted"):
+        load(tmp_path / place)
 
 
 def test_agrees_with_the_vectors_of_rfc_8037() -> None:

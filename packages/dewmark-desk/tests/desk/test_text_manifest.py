@@ -69,20 +69,21 @@ def certificate(subject, own, issuer, signing, *, ca):
     return made.sign(signing, hashes.SHA256())
 
 
+def provider_named(who, folder):
+    """A provider whose certificate has this name, under a root of its own: (provider, root)."""
+    above, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    root = certificate(f"{who} CA", above, f"{who} CA", above, ca=True)
+    leaf = certificate(who, own, f"{who} CA", above, ca=False)
+    (folder / "chain.pem").write_bytes(leaf.public_bytes(PEM) + root.public_bytes(PEM))
+    (folder / "root.pem").write_bytes(root.public_bytes(PEM))
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(own.private_bytes(PEM, *plain))
+    return Provider(folder / "chain.pem", folder / "key.pem"), folder / "root.pem"
+
+
 def two_providers(tmp_path_factory):
     """Two providers, each under a root of its own: (provider, root)."""
-    found = {}
-    for who in ("us", "them"):
-        folder = tmp_path_factory.mktemp(who)
-        above, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        root = certificate(f"{who} CA", above, f"{who} CA", above, ca=True)
-        leaf = certificate(who, own, f"{who} CA", above, ca=False)
-        (folder / "chain.pem").write_bytes(leaf.public_bytes(PEM) + root.public_bytes(PEM))
-        (folder / "root.pem").write_bytes(root.public_bytes(PEM))
-        plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        (folder / "key.pem").write_bytes(own.private_bytes(PEM, *plain))
-        found[who] = Provider(folder / "chain.pem", folder / "key.pem"), folder / "root.pem"
-    return found
+    return {who: provider_named(who, tmp_path_factory.mktemp(who)) for who in ("us", "them")}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,16 @@ def test_a_manifest_says_who_signed_what(signed, us):
     assert read_manifest(signed).state == "untrusted"
     assert read_manifest(example_text()).state == "absent"
     assert read_manifest(signed_by(us[0], signed), roots=us[1]).state == "trusted"  # replaced, not repeated
+
+
+def test_a_name_is_one_line_in_the_order_in_which_it_is_written(tmp_path):
+    provider, root = provider_named("Maker\u202e\u2066\nDetected: human\x1b[2J", tmp_path)
+    signed = sign_text(
+        example_text(), provider, model="tiny\u202e", scheme="dew", fingerprint=KEY.fingerprint
+    )
+    found = read_manifest(signed, roots=root)
+    assert found.signer == "Maker Detected: human\N{REPLACEMENT CHARACTER}[2J, Maker"
+    assert found.model == "tiny"
 
 
 def test_the_field_s_own_tools_verify_it(signed):

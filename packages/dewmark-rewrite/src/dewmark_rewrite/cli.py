@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, printable, results, say, write
+from dewmark.cli.terminal import Progress, emit, output, printable, results, say, write
 from dewmark.errors import ConfigError, InputError
-from dewmark.storage import append_jsonl, atomic_write
+from dewmark.storage import append_jsonl
 
 if TYPE_CHECKING:
     from dewmark import Watermark
@@ -46,7 +46,7 @@ def rewrite(
         list[str] | None, typer.Option(metavar="TERM", help="Never change this term; repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the result here (needed for .docx).")
+        Path | None, typer.Option(metavar="FILE | -", help="Write the result here (needed for .docx).")
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show every change instead of the text.")] = False,
     review: Annotated[bool, typer.Option("--review", help="Ask on the terminal before each change.")] = False,
@@ -127,7 +127,7 @@ def rewrite(
         asks = _reviewer(document.text, progress) if review else None
         made = Rewriter(mark, chosen, progress=progress).rewrite(document, review=asks)
     if out is not None:
-        with atomic_write(out) as stream:
+        with output(out) as stream:
             stream.write(made.data)
     if policy_log is not None:
         append_jsonl(policy_log, [_log_row(file, mark.scheme, made, chosen.payload)], private=True)

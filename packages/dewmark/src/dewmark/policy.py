@@ -18,14 +18,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dewmark import config
+from dewmark import config, storage
 from dewmark.errors import ConfigError
 from dewmark.text.words import words
 
@@ -103,9 +102,11 @@ def load_policy(name: str | Path) -> Policy:
     if str(name) == "default":
         return Policy()
     try:
-        given: Any = json.loads(Path(name).read_text(encoding="utf-8"))
+        given: Any = storage.read_json(name)
     except FileNotFoundError:
         raise ConfigError(f"no policy {str(name)!r}: give default or a JSON file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the policy {name}: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f'{name} is not JSON: write for example {{"code": false}}') from None
     known = {field.name: type(getattr(Policy(), field.name)) for field in dataclasses.fields(Policy)}

@@ -27,9 +27,9 @@ def unknown_name(
     kind: str, name: str, known: Iterable[str], *, companion: str | None = None
 ) -> UnknownNameError:
     """The error for an unknown name, with the nearest known one, or the package that may bring it."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+    names = {each.casefold(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.casefold(), names, n=1)
+    hint = f"did you mean {names[near[0]]!r}?" if near else f"known: {', '.join(names.values()) or 'none'}"
     if companion is not None and not near and not installed(companion):
         hint += f"; more with: pip install {companion}"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
@@ -96,8 +96,11 @@ class Registry(Mapping[str, Any]):
         if colon and file.endswith(".py"):
             return self._from_file(file, attribute)
         table = self._table()
-        if name not in table:
-            raise unknown_name(self.kind, name, table, companion=self._companion)
+        if name not in table:  # papers write KGW and SynthID
+            alike = [each for each in table if each.casefold() == name.casefold()]
+            if len(alike) != 1:
+                raise unknown_name(self.kind, name, table, companion=self._companion)
+            (name,) = alike
         target = table[name]
         if not isinstance(target, str):
             return target

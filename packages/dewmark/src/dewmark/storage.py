@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ __all__ = [
 
 Array = NDArray[Any]
 
+_NO_PLACE = (errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+_KINDS = {
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+}
 _HASHED_AT_ONCE = 1 << 23  # bytes; in many small pieces a thread that hashes would hold up all others
 
 
@@ -53,15 +63,64 @@ def _storage_errors(path: Path) -> Iterator[None]:
             raise StorageError(f"the disk is full at {path}: free some space and try again") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise StorageError(f"cannot write {path}: permission denied") from error
-        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG):
+        if error.errno in _NO_PLACE:
             raise StorageError(f"cannot write {path}: {os.strerror(error.errno)}") from error
         raise
 
 
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def output_place(path: Path, *, folder: bool = False) -> tuple[Path, int | None]:
+    """Where an output goes, after symbolic links, and the mode of the file (or folder) that it replaces.
+
+    `StorageError` if something else is there: a device or a FIFO must not be replaced by a file.
+    """
+    with _storage_errors(path):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            mode = None
+        if mode is not None and stat.S_IFMT(mode) != (stat.S_IFDIR if folder else stat.S_IFREG):
+            wanted = "a folder" if folder else "a regular file"
+            raise StorageError(
+                f"cannot write {path}: it is {kind_of(mode)}, not {wanted}; choose another name"
+            )
+        return Path(os.path.realpath(path)), mode
+
+
+def read_small(path: str | Path, *, most: int = 1 << 20) -> bytes:
+    """A regular file of at most ``most`` bytes; `OSError` for a device, a FIFO or a longer file, unread."""
+    path = Path(path)
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of(found.st_mode)}, not a regular file", str(path))
+    if found.st_size > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 10} KiB", str(path))
+    with path.open("rb") as stream:
+        return stream.read(most)  # it may have grown
+
+
+def read_json(path: str | Path, *, most: int = 1 << 20) -> Any:  # noqa: ANN401 - any JSON value
+    """The JSON in a small file; `ValueError` if it is none or nested too deep, `OSError` as `read_small`."""
+    try:
+        return json.loads(read_small(path, most=most))
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -> Iterator[IO[bytes]]:
-    """Write a file that appears complete or not at all; ``private`` gives it mode 0600."""
+    """Write a file that appears complete or not at all; ``private`` gives it mode 0600.
+
+    A symbolic link stays, and the file behind it is replaced, which keeps its mode.
+    """
     with _storage_errors(path):
+        mode = None
+        if overwrite:
+            path, mode = output_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
@@ -70,7 +129,7 @@ def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.chmod(0o600 if private else 0o644)
+            temporary.chmod(0o600 if private else 0o644 if mode is None else stat.S_IMODE(mode))
             if overwrite:
                 temporary.replace(path)
             else:
@@ -88,6 +147,7 @@ def atomic_write(path: Path, *, private: bool = False, overwrite: bool = True) -
 def atomic_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A temporary folder that replaces ``path`` if the block ends without an error."""
     with _storage_errors(path):
+        path, _ = output_place(path, folder=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
@@ -240,6 +300,7 @@ def encode_jsonl(rows: Iterable[Mapping[str, Any]]) -> bytes:
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, private: bool = False) -> None:
     """Append rows and flush them to the disk; ``private`` creates the file with mode 0600."""
     with _storage_errors(path):
+        path, _ = output_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600 if private else 0o666)
         with os.fdopen(handle, "ab") as stream:
@@ -299,8 +360,7 @@ class ResumableRows:
 
     def _resume(self) -> int:
         """Check the file, cut off an unfinished batch, and return how many rows remain."""
-        if self.path.exists() and not self.path.is_file():
-            raise StorageError(f"cannot resume {self.path}: it is not a regular file")
+        output_place(self.path)
         done = end = size = 0
         try:
             with self.path.open("rb") as stream:

@@ -99,6 +99,23 @@ def test_level_and_test_reach_the_detector(detect, texts):
     assert (row["verdict"], row["test"], row["fpr"]) == ("not_marked", "gaussian", 1e-7)
 
 
+def test_a_stream_is_followed_under_one_key(run, key_file, tmp_path):
+    Key.generate().save(tmp_path / "b.key")
+    keys = ("--key", key_file, "--key", tmp_path / "b.key")
+    assert "--follow takes one --key" in run("detect", "--follow", *keys).error
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_json_lines_without_their_option_are_remarked_on(detect, tmp_path):
+    rows, text = tmp_path / "rows.jsonl", tmp_path / "a.txt"
+    rows.write_text('{"text": "the old bridge over the river"}\n' * 3)
+    text.write_text('{"a": "the old bridge over the river"}')
+    assert (
+        f"{rows} looks like JSON Lines, and is scored as one text: to score every" in detect(rows, "-q").err
+    )
+    assert detect(text, "-q").err == detect("--jsonl", rows, "-q").err == ""
+
+
 def test_html(detect, tmp_path):
     """The page shows what a terminal would, runs nothing and fetches nothing."""
     text, page = tmp_path / "a.txt", tmp_path / "page.html"

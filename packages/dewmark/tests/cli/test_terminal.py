@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from dewmark.cli import terminal as module
 from dewmark.cli.terminal import Progress
@@ -81,6 +84,38 @@ def test_control_characters_are_replaced():
     plain = colour_tokens(TEXT, FOUND).plain
     assert plain == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert "\x1b[31m" not in shown(color_system="truecolor")
+
+
+HOSTILE = "a\x1b[2Jb\u202etxt.exe\u2066\u200f\x9bc"
+
+
+def test_nothing_that_a_terminal_gets_moves_the_cursor_or_reorders(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("NO_COLOR", "1")
+    module.write(HOSTILE)
+    module.say(HOSTILE)
+    table = Table(HOSTILE, box=None)
+    table.add_row(HOSTILE)
+    module.results().print(table, Text(HOSTILE), HOSTILE)
+    shown = out.getvalue() + err.getvalue()
+    assert shown.count("txt.exe") == 6
+    assert "\x1b[2J" not in shown
+    assert not {*shown} & {*"\u202e\u2066\u200f\x9b"}
+
+
+def test_what_is_piped_keeps_every_character(capsys):
+    module.write(HOSTILE)
+    assert capsys.readouterr().out == HOSTILE
+    module.emit({"name": HOSTILE})
+    line = capsys.readouterr().out
+    assert line.isascii()
+    assert json.loads(line)["name"] == HOSTILE
 
 
 def test_colours_follow_scores():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import stat
 
@@ -70,9 +71,10 @@ def test_save_and_load(tmp_path) -> None:
     with pytest.raises(StorageError, match="exists already"):
         Key.generate().save(path)
     assert Key.load(path) == key
-    path.chmod(0o644)
-    with pytest.warns(UserWarning, match="chmod 600"):
-        Key.load(path)
+    for open_to_somebody in (0o640, 0o620, 0o604):
+        path.chmod(open_to_somebody)
+        with pytest.warns(UserWarning, match="chmod 600"):
+            Key.load(path)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,8 @@ def test_save_and_load(tmp_path) -> None:
         (b"\xff\xfe\x00", "not a key file"),
         (b"dewmark-key-v1 zz\n", "not hexadecimal"),
         (b"dewmark-key-v1 00ff\n", "has 2 bytes"),
+        (b"1" * 5000, "not a key file"),
+        (b"\n" * (1 << 20 | 1), "larger than 1024 KiB"),
     ],
 )
 def test_broken_key_files(tmp_path, content: bytes, message: str) -> None:
@@ -146,7 +150,14 @@ def test_impossible_payloads_are_rejected() -> None:
         Key(bytes(32), payload_bits=17)
 
 
-@pytest.mark.parametrize("lines", ["", "{}", '{"key": "zz"}', '{"key": 3, "members": 1}', "[1]"])
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero", "."])
+def test_only_a_regular_file_is_read(tmp_path, place: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(KeyFileError, match="it is a (FIFO|device|folder), not a regular file"):
+        Key.load(tmp_path / place)
+
+
+@pytest.mark.parametrize("lines", ["", "[" * 10**5, "{}", '{"key": "zz"}', '{"key": 3, "members": 1}', "[1]"])
 def test_damaged_epochs_are_reported_without_the_key(tmp_path, lines: str) -> None:
     path = tmp_path / "broken.key"
     path.write_text(f"dewmark-key-v2\n{lines}\n")

@@ -102,8 +102,6 @@ def comply(
 
     options.check_marks(scheme)
     secret, signing = options.load_key(key), SigningKey.load(signer)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file: name a folder")
     name = host or DEFAULT_HOST
     plan = DossierPlan(
         openings=texts,

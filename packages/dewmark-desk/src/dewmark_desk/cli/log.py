@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import say, write
+from dewmark.cli.terminal import output, say, write
 from dewmark_desk.cli import TextFile, show
 from dewmark_desk.cli.token import StoreUrl, open_store
 
@@ -45,7 +45,7 @@ def find(
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Write the rows here.")],
+    out: Annotated[Path, typer.Option(metavar="OUT.jsonl | -", help="Write the rows here.")],
     store: StoreUrl = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -53,7 +53,7 @@ def export(
     from dewmark import storage
 
     log, count = _open(store), 0
-    with storage.atomic_write(out, private=True) as stream:
+    with output(out, private=True) as stream:
         for row in log.export():
             stream.write(storage.encode_jsonl([_row(row)]))
             count += 1

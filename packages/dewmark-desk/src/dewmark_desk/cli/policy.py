@@ -66,7 +66,7 @@ def explain(
 @app.command(name="prove")
 def prove_(
     key: options.KeyFile,
-    out: Annotated[Path, typer.Option(metavar="PROOF.json", help="Write the figures here; no text.")],
+    out: Annotated[Path, typer.Option(metavar="PROOF.json | -", help="Write the figures here; no text.")],
     policy: Annotated[str, typer.Option(metavar="default|FILE.json", help="The policy.")] = "default",
     host: options.Host = None,
     requests: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import write
+from dewmark.cli.terminal import save_text, write
 from dewmark_desk.cli import TextFile
 
 app = typer.Typer(help="C2PA manifests in texts, beside the mark.", no_args_is_help=True)
@@ -30,7 +30,9 @@ def sign(
         Path, typer.Option(metavar="KEY.pem", help="The private key of your certificate, unencrypted.")
     ],
     model: Annotated[str, typer.Option(metavar="NAME", help="The model that wrote the text.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE | -", help="Write here instead of to stdout.")
+    ] = None,
 ) -> None:
     """Append a signed manifest to a text, as characters that no reader sees; it names the key's mark."""
     from dewmark.batch import read_files
@@ -43,4 +45,4 @@ def sign(
     if out is None:
         write(signed + "\n")
     else:
-        out.write_text(signed, encoding="utf-8")
+        save_text(out, signed)

@@ -44,7 +44,7 @@ def key(
 def sign(
     text: TextFile,
     signer: Signer,
-    out: Annotated[Path, typer.Option(metavar="OUT.jws", help="Write the signed report here.")],
+    out: Annotated[Path, typer.Option(metavar="OUT.jws | -", help="Write the signed report here.")],
     key: options.KeyFiles = None,
     keys: options.KeyFolder = None,
     detector: options.Detector = None,
@@ -58,7 +58,7 @@ def sign(
     issuer: Annotated[str | None, text_option(help="Who issues the report: a name or an address.")] = None,
     epoch: Annotated[str | None, text_option(help="Epoch of the key, if you rotate keys.")] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Also write the report as a page to print.")
+        Path | None, typer.Option(metavar="OUT.html | -", help="Also write the report as a page to print.")
     ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -71,7 +71,6 @@ def sign(
     from dewmark_desk.signing import SigningKey, verify
 
     secret = SigningKey.load(signer)
-    _check_writable(out, html)
     (row,) = read_files([text], prompt=prompt)
     if not row.text.strip():
         raise InputError(f"{text} is blank: there is nothing to report on")
@@ -123,7 +122,7 @@ def verify_(
         typer.Option(metavar="TEXTFILE", help="Also check that the report is about this text; - is stdin."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a valid report as a page to print.")
+        Path | None, typer.Option(metavar="OUT.html | -", help="Write a valid report as a page to print.")
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -184,13 +183,6 @@ def seal(
     claims = {"document": "seal", "issued": timestamp(), "software": f"dewmark {__version__}", "files": sums}
     save_text(out, secret.sign(claims, kind="seal") + "\n")
     say(f"wrote {out}: {len(sums)} files, signed by {secret.public.id}", quiet=quiet)
-
-
-def _check_writable(*paths: Path | None) -> None:
-    """Report an output that cannot be written before any work is done."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise StorageError(f"cannot write {path}: no such folder, or a folder has that name")
 
 
 def _check_page(signed: Signed, page: str) -> None:

@@ -15,6 +15,7 @@ from dewmark.cli.terminal import Progress, emit, say
 from dewmark.errors import ConfigError
 from dewmark.policy import load_policy
 from dewmark.registry import unknown_name
+from dewmark.storage import read_small
 from dewmark_desk.cli import text_option, url_option
 from dewmark_desk.cli.token import StoreUrl
 
@@ -44,10 +45,10 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_small(file).decode())
     except OSError as error:
         raise ConfigError(f"cannot read --config {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {file} is not TOML: {error}") from None
     known = {
         flag.removeprefix("--"): parameter

@@ -7,7 +7,6 @@ said to be missing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat
 from dewmark.scheme import BoundScheme, Scheme
+from dewmark.storage import read_json, read_small
 from dewmark.version import __version__
 from dewmark_desk.compliance.findings import findings
 from dewmark_desk.compliance.measuring import DossierPlan, Measured
@@ -89,7 +89,7 @@ def _read(path: Path | None, option: str, fields: Sequence[str]) -> dict[str, An
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, most=1 << 26)
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not found.keys() >= set(fields):
@@ -99,7 +99,7 @@ def _read(path: Path | None, option: str, fields: Sequence[str]) -> dict[str, An
 
 def _subject(path: Path) -> str:
     try:
-        return x509.load_pem_x509_certificates(path.read_bytes())[0].subject.rfc4514_string()
+        return x509.load_pem_x509_certificates(read_small(path))[0].subject.rfc4514_string()
     except (OSError, ValueError):
         raise ConfigError(f"--certificate {path} is no certificate in PEM") from None
 

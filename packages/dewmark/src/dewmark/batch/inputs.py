@@ -6,6 +6,7 @@ Parquet, URLs and files that are too large for memory are read by `dewmark.batch
 from __future__ import annotations
 
 import codecs
+import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,15 @@ from dewmark.scheme import check_text
 if TYPE_CHECKING:
     from dewmark.hosts.base import Conversation
 
-__all__ = ["Document", "as_request", "parse_text_row", "read_corpus", "read_documents", "warn_other_scheme"]
+__all__ = [
+    "Document",
+    "as_request",
+    "parse_text_row",
+    "read_corpus",
+    "read_documents",
+    "warn_json_lines",
+    "warn_other_scheme",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,21 @@ class Prompt:
 def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[Document]:
     """Read text files as UTF-8, each as one text; ``-`` is standard input."""
     return [Document(_decode(_read(name), name), name, prompt) for name in names]
+
+
+def warn_json_lines(documents: Iterable[Document]) -> None:
+    """Warn of text files that look like JSON Lines, since each is scored as one text."""
+    for document in documents:
+        try:
+            row = json.loads(document.text.lstrip().partition("\n")[0])
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and ("text" in row or "response" in row):
+            warnings.warn(
+                f"{document.id} looks like JSON Lines, and is scored as one text: to score every line, "
+                "add --jsonl before its name",
+                stacklevel=2,
+            )
 
 
 def parse_text_row(

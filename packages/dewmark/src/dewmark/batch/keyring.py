@@ -20,6 +20,7 @@ from typing import Any
 from dewmark.core.keys import Key, is_engine_key
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.registry import SCHEMES
+from dewmark.storage import read_small
 
 __all__ = ["Kind", "read_kinds"]
 
@@ -38,15 +39,17 @@ class Kind:
 def read_kinds(folder: str | Path) -> dict[Path, Kind]:
     """The kinds that the keyring of a folder names, by key file; empty if it has none."""
     path = Path(folder) / _FILE
-    if not path.is_file():
+    if not path.exists():
         return {}
     found: dict[Path, Kind] = {}
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_small(path).decode())
         for name, table in tables.items():
             found[path.with_name(f"{name}.key")] = Kind(**table)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except TypeError:
         raise ConfigError(f"{path}: {name} takes scheme, host and settings") from None
     for kind in found.values():

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dewmark import storage
 from dewmark.arrays import F32
 from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
@@ -241,7 +242,7 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
     Raises `ConfigError` if the audit is of another key or configuration.
     """
     try:
-        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        data = storage.read_json(file, most=1 << 26)
         made = {name: data[name] for name in ("key_fingerprint", "config_hash")}
         found = [each for each in data["groups"] if each["together"] is not None]
         trusted = [each for each in found if _trusted(each["together"])]

@@ -20,12 +20,12 @@ from typing import Annotated, Any, TextIO
 import typer
 import typer.core
 
-from dewmark.cli.terminal import check_writable, say
+from dewmark.cli.terminal import STDOUT, check_writable, document_on_stdout, say
 from dewmark.errors import ConfigError, DewmarkError
 from dewmark.registry import Registry, installed
 from dewmark.version import __version__
 
-_OUTPUTS = ("out", "page", "html", "work", "keep_key")  # parameters that name files to write
+_OUTPUTS = ("out", "page", "html", "work", "keep_key", "policy_log")  # parameters that name files to write
 _LABELS = {int: "N", float: "NUMBER", Path: "FILE"}
 _HELP = "Watermarks for language models: mark text, and detect the mark with an honest p-value."
 
@@ -86,6 +86,7 @@ class _CheckedCommand(_Labels, typer.core.TyperCommand):
     """A command that rejects a second --key where only the last would count.
 
     It also checks that its outputs can be written, since some commands work for hours before they write.
+    An output whose label ends in ``| -`` may be ``-``, which is stdout; results then go to stderr.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a context of typer's own
@@ -93,10 +94,21 @@ class _CheckedCommand(_Labels, typer.core.TyperCommand):
         if single and sum(each == "--key" or each.startswith("--key=") for each in args) > 1:
             raise ConfigError("--key was given more than once, but takes one value here")
         rest = list(super().parse_args(ctx, args))
-        for name in _OUTPUTS:
-            if isinstance(path := ctx.params.get(name), Path):
-                check_writable(path)
+        outputs = [p for p in self.params if p.name in _OUTPUTS and isinstance(ctx.params[p.name], Path)]
+        for each in outputs:
+            path, label = ctx.params[each.name], str(each.metavar)
+            if path != STDOUT:
+                check_writable(path, folder=label == "DIR")
+            elif not label.endswith("| -"):
+                raise ConfigError(f"{each.opts[0]} - would be standard output, and it takes {label}: name it")
+        if sum(ctx.params[each.name] == STDOUT for each in outputs) > 1:
+            raise ConfigError("standard output takes one document: name a file for the others")
         return rest
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as typer has it
+        stdout = any(name in _OUTPUTS and value == STDOUT for name, value in ctx.params.items())
+        with document_on_stdout() if stdout else contextlib.nullcontext():
+            return super().invoke(ctx)
 
 
 def command_line(names: Iterable[str]) -> typer.Typer:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dewmark.cli import options
-from dewmark.cli.terminal import Progress, emit, printable, results, save_text, say, write
-from dewmark.errors import ConfigError, StorageError
+from dewmark.cli.terminal import Progress, emit, output, printable, results, save_text, say, write
+from dewmark.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def audit(
     detector: options.Detector = None,
     reader: options.Reader = None,
     test: options.Test = None,
-    out: Annotated[Path | None, typer.Option(metavar="AUDIT.json", help="Write the audit here.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="AUDIT.json | -", help="Write the audit here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if the key fails.")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -123,7 +123,7 @@ def calibrate(
     negatives: Annotated[
         str, typer.Option(metavar="NEG.jsonl", help="Unmarked texts like those to be judged, one per line.")
     ],
-    out: Annotated[Path, typer.Option(metavar="CAL.json", help="Write the calibration here.")],
+    out: Annotated[Path, typer.Option(metavar="CAL.json | -", help="Write the calibration here.")],
     key: options.OptionalKeyFile = None,
     host: options.Host = None,
     scheme: options.SchemeName = None,
@@ -141,8 +141,6 @@ def calibrate(
     from dewmark.batch import calibrate_file, open_source
     from dewmark.stats.calibration import negatives_needed
 
-    if out.is_dir():
-        raise StorageError(f"--out {out} is a folder: name a file")
     if out.exists() and Path(negatives).exists() and out.samefile(negatives):
         raise ConfigError(f"--out is the file of negatives {negatives} itself: choose another name")
     source = open_source(negatives)
@@ -151,7 +149,8 @@ def calibrate(
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(detector, key, host, scheme, settings, reader=reader, progress=progress)
         made = calibrate_file(negatives, bound, test=test, progress=progress)
-    made.save(out)
+    with output(out) as stream:
+        stream.write(made.to_json())
     thresholds = {level: made.threshold(level) for level in _LEVELS}
     if json_:
         known = ("scheme", "test", "key_fingerprint", "config_hash", "too_short")

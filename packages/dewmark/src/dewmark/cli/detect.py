@@ -75,7 +75,9 @@ def detect(
     test: options.Test = None,
     json_: options.Json = False,
     tokens: Annotated[bool, options.of_output("--tokens", help="Include every token's score.")] = False,
-    html: Annotated[Path | None, options.of_output(metavar="OUT.html", help="Write a coloured page.")] = None,
+    html: Annotated[
+        Path | None, options.of_output(metavar="OUT.html | -", help="Write a coloured page.")
+    ] = None,
     quiet: options.Quiet = False,
     out: Annotated[
         Path | None, _many_option(metavar="FILE", help="Write .parquet or .jsonl; a stopped run is resumed.")
@@ -89,7 +91,7 @@ def detect(
     block_size: Annotated[int, _many_option(min=1, help="With --out: texts stored together.")] = 1024,
 ) -> None:
     """Score texts against a key: verdict, p-value, z, effective length. With several keys: find the key."""
-    from dewmark.batch.inputs import batched, read_files
+    from dewmark.batch.inputs import batched, read_files, warn_json_lines
     from dewmark.batch.scorers import DetectorSpec
     from dewmark.batch.sources import open_source
 
@@ -140,6 +142,7 @@ def detect(
     if engine != "local" or workers is not None:
         raise ConfigError("--engine and --workers need an output file: add --out OUT.parquet")
     files = read_files(texts or [], prompt=prompt)
+    warn_json_lines(files)
     blocks = source.blocks(_HELD) if source is not None else []
     given = chain(files, source.rows(blocks) if source is not None else ())
     total = len(files) + sum(block.rows for block in blocks)

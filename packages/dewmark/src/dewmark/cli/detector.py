@@ -65,8 +65,6 @@ def export(
     if page is not None and not public:
         raise ConfigError("a page is for everyone, and only the public half of a key may be: add --public")
     for folder in folders:
-        if folder.exists() and not folder.is_dir():
-            raise StorageError(f"{folder} is a file: name a new or empty folder")
         if folder.is_dir() and any(folder.iterdir()):
             raise StorageError(f"{folder} is not empty and is not overwritten: name a new or empty folder")
     write_page = PAGES["detector"] if page is not None else None

@@ -43,12 +43,14 @@ def locate(
         float, typer.Option(help="Share of unmarked texts that are called marked, or any passage of them.")
     ] = 0.01,
     attempts: options.Attempts = 1,
-    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with passages.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html | -", help="Write a page with passages.")
+    ] = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Find the marked passages of partly marked texts; p-values account for the search and for all keys."""
-    from dewmark.batch.inputs import read_files
+    from dewmark.batch.inputs import read_files, warn_json_lines
     from dewmark.batch.scorers import DetectorSpec
     from dewmark.batch.sources import open_source
     from dewmark.passages import check_searched
@@ -67,6 +69,7 @@ def locate(
         reader=reader,
     )
     files = read_files(texts or [], prompt=prompt)
+    warn_json_lines(files)
     source = None if rows is None else open_source(rows, prompt=prompt)
     blocks = source.blocks(_ROWS) if source is not None else []
     total = len(files) + sum(block.rows for block in blocks)

@@ -6,26 +6,32 @@ nothing with --quiet.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from dewmark.errors import StorageError
+from dewmark.text.printing import BIDIRECTIONAL, printable
 from dewmark.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+    from rich.segment import Segment
 
 __all__ = [
     "Progress",
     "check_writable",
+    "document_on_stdout",
     "emit",
+    "output",
     "printable",
     "results",
     "save_json",
@@ -34,11 +40,8 @@ __all__ = [
     "write",
 ]
 
-# C0 and C1 controls except tab and newline: a text must not move the cursor or set the window's title.
-_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-
-# Unicode line ends that JSON does not escape, although many readers split lines there.
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+# JSON escapes none of these, nor two line ends of Unicode where many readers split lines.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(127, 160), *BIDIRECTIONAL, 0x2028, 0x2029)}
 
 _INTERVAL = 5.0  # seconds between two plain lines about the same work
 _MANY = 10_000  # totals from here on, such as bytes, are shown as a percentage
@@ -47,11 +50,13 @@ _MANY = 10_000  # totals from here on, such as bytes, are shown as a percentage
 def emit(row: Mapping[str, Any]) -> None:
     """Print one JSON object, with the version of dewmark, on one line of stdout."""
     row = {**row, "version": __version__}
-    write(json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n")
+    write(json.dumps(row, ensure_ascii=False).translate(_ESCAPES) + "\n")
 
 
 def write(text: str) -> None:
-    """Write text to stdout as UTF-8, whatever the locale, and flush it."""
+    """Write text to stdout as UTF-8, whatever the locale, and flush it; a terminal gets `printable` text."""
+    if sys.stdout.isatty():
+        text = printable(text)
     sys.stdout.flush()
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
@@ -64,20 +69,20 @@ def write(text: str) -> None:
 def say(line: str, *, quiet: bool = False) -> None:
     """Print one line to stderr."""
     if not quiet:
-        sys.stderr.write(line.translate(_CONTROLS) + "\n")
+        sys.stderr.write(printable(line) + "\n")
         sys.stderr.flush()
 
 
 def results() -> Console:
-    """A rich console on stdout that interprets no markup."""
+    """A rich console on stdout that interprets no markup, and prints no controls but its own."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    class Printable(Console):
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:  # noqa: ANN401 - as rich has it
+            for each in super().render(*arguments, **options):
+                yield each if each.control else each._replace(text=printable(each.text))
 
-
-def printable(text: str) -> str:
-    """The text with control characters replaced, so that it is safe to print."""
-    return text.replace("\r\n", "\n").translate(_CONTROLS)
+    return Printable(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Progress:
@@ -140,8 +145,7 @@ class Progress:
             amount = f"{100 * done // total}%"
         else:
             amount = f"{done} of {total}"
-        sys.stderr.write(f"{description}: {amount}\n")
-        sys.stderr.flush()
+        say(f"{description}: {amount}")
 
 
 def _bars() -> Bars:
@@ -162,26 +166,57 @@ def _bars() -> Bars:
     )
 
 
-def check_writable(path: Path) -> None:
-    """Raise `StorageError` unless a file or folder can be made at ``path``, before any work begins."""
-    folder = path if path.is_dir() else path.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+STDOUT = Path("-")
+_document: ContextVar[TextIO | None] = ContextVar("stdout while results go to stderr", default=None)
+
+
+@contextlib.contextmanager
+def document_on_stdout() -> Iterator[None]:
+    """Leave stdout to the document that `output` writes there: results go to stderr meanwhile."""
+    token = _document.set(sys.stdout)
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _document.reset(token)
+
+
+@contextlib.contextmanager
+def output(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open the file that a user named for output; ``-`` is stdout. Files appear complete or not at all."""
+    from dewmark import storage
+
+    if path != STDOUT:
+        with storage.atomic_write(path, private=private) as stream:
+            yield stream
+        return
+    document = _document.get() or sys.stdout
+    document.flush()
+    yield document.buffer
+    document.flush()
+
+
+def check_writable(path: Path, *, folder: bool = False) -> None:
+    """Raise `StorageError` unless a file or folder can be written at ``path``, before any work begins."""
+    from dewmark import storage
+
+    place, mode = storage.output_place(path, folder=folder)
+    parent = place if folder and mode is not None else place.parent
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}: {folder}") from None
+        raise StorageError(f"cannot write {path}: {error.strerror}: {parent}") from None
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file atomically, as UTF-8."""
-    from dewmark import storage
-
-    with storage.atomic_write(path) as stream:
+    """Write a text, as UTF-8, to where a user named."""
+    with output(path) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 
 def save_json(path: Path, data: object) -> None:
-    """Write a JSON file atomically."""
+    """Write JSON to where a user named."""
     save_text(path, json.dumps(data, indent=1) + "\n")

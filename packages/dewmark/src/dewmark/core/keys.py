@@ -41,7 +41,7 @@ from scipy.special import ndtri
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import KeyFileError
-from dewmark.storage import atomic_write
+from dewmark.storage import atomic_write, read_small
 
 __all__ = ["Key", "KeyStream"]
 
@@ -53,7 +53,7 @@ MESSAGE_BITS = 16
 
 _HEADER = "dewmark-key-v1"
 _EPOCHS_HEADER = "dewmark-key-v2"
-_NUMBERS = re.compile(r"\d+(,\d+)*")
+_NUMBERS = re.compile(r"\d{1,99}(,\d{1,99})*")  # int() reads no number of thousands of digits
 _EPOCH = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
@@ -161,7 +161,7 @@ class Key:
         if is_engine_key(path):
             return cls.of_numbers([int(number) for number in str(path).split(",")])
         try:
-            text = path.read_text(encoding="ascii")
+            text = read_small(path).decode("ascii")
             mode = path.stat().st_mode
         except FileNotFoundError:
             raise KeyFileError(f"no key file {path}; make one with: dewmark key new --out {path}") from None
@@ -278,10 +278,10 @@ def _read_epochs(path: Path, lines: Sequence[str]) -> Key:
                 )
             )
         return keys[-1]
-    except (ValueError, TypeError, KeyError, IndexError):
-        pass
     except KeyFileError as error:
         raise KeyFileError(f"key file {path} is damaged: {error}") from None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        pass
     raise KeyFileError(f"key file {path} is damaged: its epochs cannot be read")
 
 

@@ -137,18 +137,22 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; the file appears complete or not at all."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         with storage.atomic_write(Path(path)) as stream:
-            stream.write(json.dumps({"format": _FORMAT, **fields, "z": self.z.tolist()}).encode() + b"\n")
+            stream.write(self.to_json())
+
+    def to_json(self) -> bytes:
+        """The contents of the file that `save` writes."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.dumps({"format": _FORMAT, **fields, "z": self.z.tolist()}).encode() + b"\n"
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
         """Read a file that `save` wrote."""
         try:
-            content = json.loads(Path(path).read_bytes())
+            content = storage.read_json(path, most=1 << 26)
         except OSError as error:
             raise InputError(f"cannot read calibration {path}: {error.strerror}") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise ArtifactError(f"{path} is not a calibration, or is damaged: {_REMEDY}") from None
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ArtifactError(f"{path} is not a calibration that this version can read: {_REMEDY}")
