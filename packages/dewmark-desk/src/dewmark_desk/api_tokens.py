@@ -233,7 +233,7 @@ class Tokens:
         owed = sa.and_(table.c.free_at > now, table.c.free_at <= now + _LONGEST_DEBT)
         paid = sa.case((owed, table.c.free_at), else_=now) + cost
         # a request larger than the burst is allowed if nothing is owed; the next one waits for it
-        fits = sa.or_(paid <= now + BURST, sa.not_(owed))
+        fits = sa.or_(paid <= now + BURST, sa.not_(owed)) if cost else sa.true()
         affordable = sa.and_(
             sa.or_(table.c.budget.is_(None), table.c.used + texts <= table.c.budget),
             sa.or_(table.c.budget_bytes.is_(None), table.c.used_bytes + size <= table.c.budget_bytes),

@@ -34,7 +34,15 @@ import anyio
 
 from dewmark.scheme import check_test
 from dewmark_desk import verdicts
-from dewmark_desk.admission import RATE_SECONDS, SLICE, admitted, check_seconds, size_of, slices
+from dewmark_desk.admission import (
+    RATE_SECONDS,
+    SLICE,
+    admitted,
+    check_seconds,
+    seconds_of_sketch,
+    size_of,
+    slices,
+)
 from dewmark_desk.api_tokens import Caller
 from dewmark_desk.fair_pool import FairPool
 from dewmark_desk.http_errors import ApiError
@@ -100,17 +108,17 @@ async def examine(
     service: Service, caller: Caller, request: str, endpoint: str, queries: Sequence[Query], how: Examination
 ) -> list[Answer]:
     """The answers to a caller's queries."""
-    queries = admitted(queries, how, service.settings)
-    parts = list(slices(queries, how))
+    queries, parts = await service.in_thread(_planned, queries, how, service.settings)
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
     check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
-    rate = max(len(queries), math.ceil(seconds / RATE_SECONDS))
+    sketching = 0.0 if caller.sees_all else sum(map(seconds_of_sketch, queries))
+    rate = max(len(queries), math.ceil((seconds + sketching) / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
     async with (
-        _priced(service, caller, queries) as due,
-        service.charged(caller, due, requests=rate, size=size),
+        service.charged(caller, len(queries), requests=rate, size=size),
+        _priced(service, caller, queries, sketching),
     ):
         pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:
@@ -124,15 +132,33 @@ async def examine(
     return answers
 
 
+def _planned(
+    queries: Sequence[Query], how: Examination, settings: Settings
+) -> tuple[list[Query], list[tuple[list[Query], float]]]:
+    """The admitted queries, and their parts with estimated seconds."""
+    queries = admitted(queries, how, settings)
+    return queries, list(slices(queries, how))
+
+
 @contextlib.asynccontextmanager
-async def _priced(service: Service, caller: Caller, queries: Sequence[Query]) -> AsyncIterator[int]:
-    """How many texts the answers cost: more for the public if they resemble texts asked about before."""
+async def _priced(
+    service: Service, caller: Caller, queries: Sequence[Query], seconds: float
+) -> AsyncIterator[None]:
+    """Charge the public what its answers cost beyond one text each, if they resemble earlier ones.
+
+    One text each and the rate are charged before, and the comparison takes its turn in a pool: whoever
+    cannot pay for an answer would otherwise have texts compared for nothing.
+    """
     if caller.sees_all:
-        yield len(queries)
+        yield
         return
-    asked = await service.in_thread(service.resemblance.ask, caller, queries)
+    pool = service.slow if seconds > SLICE else service.fast
+    (asked,) = await pool.run(
+        lambda some: [service.resemblance.ask(caller, some)], queries, owner=caller.id, cost=seconds
+    )
     try:
-        yield asked.price
+        async with service.charged(caller, asked.price - len(queries), requests=0):
+            yield
     except BaseException:
         with anyio.CancelScope(shield=True):
             await service.in_thread(service.resemblance.withdraw, asked)

@@ -99,7 +99,7 @@ class JobRunner:
             tenants = self._find(job)
             how = _examination(job, tenants)
             score = prepare(job, how)
-            empty, page = (seconds_of(Query("x" * size), how) for size in (1, 1001))
+            empty, page = (seconds_of(Query("中" * size), how) for size in (1, 1001))  # the densest script
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
             characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
             until = time.monotonic() + _TURN_SECONDS

@@ -6,6 +6,9 @@ lost the lease, and stops. A text is deleted when it is scored, its result with 
 
 A caller may name a request: the job's id then follows from owner and name, so it can be stored only once.
 
+Many rows are written and deleted in short transactions with pauses, because SQLite has one lock for all
+writers. A job whose texts are not all stored yet is run by nobody; if its worker dies, it is deleted.
+
 Boundary: rows; `job_runner` does the work.
 """
 
@@ -31,7 +34,9 @@ AUDIT, BATCH = "audit", "detect"
 
 ATTEMPTS = 5  # a job whose workers keep dying fails after this many
 
+STORING = "storing"
 _OPEN = ("queued", "running")
+_ROWS = 500  # written or deleted at a time
 _LONGEST = 600.0  # seconds that one chunk of texts may take
 
 
@@ -93,7 +98,7 @@ class Job:
         return {
             "id": self.id,
             "kind": self.kind,
-            "state": self.state,
+            "state": "queued" if self.state == STORING else self.state,
             "done": self.done,
             "total": self.total,
             "created": timestamp(self.created),
@@ -133,7 +138,8 @@ class Jobs:
         """Store a job, under a random id unless it is ``named``."""
         id_ = named or f"j_{secrets.token_urlsafe(16)}"
         with self._store.write() as connection:
-            waiting = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
+            open_ = jobs.c.state.in_((STORING, *_OPEN))
+            waiting = sa.select(sa.func.count()).select_from(jobs).where(open_)
             if connection.execute(waiting.where(jobs.c.owner == owner)).scalar_one() >= owner_limit:
                 raise TooManyJobs(own=True)
             if connection.execute(waiting).scalar_one() >= limit:
@@ -142,27 +148,37 @@ class Jobs:
                 "id": id_,
                 "owner": owner,
                 "kind": kind,
-                "state": "queued",
+                "state": STORING,
                 "tenant": tenant,
                 "test": test,
                 "total": len(texts),
                 "left_out": left_out,
                 "done": 0,
                 "created": self._clock(),
-                "leased_until": 0.0,
+                "leased_until": self._clock() + self._lease,
                 "attempts": 0,
                 "options": json.dumps(dict(options or {})),
             }
             connection.execute(sa.insert(jobs).values(row))
-            for table, names in ((items, ("language", "name")), (words, ("text", "prompt"))):
-                connection.execute(
-                    sa.insert(table),
-                    [
-                        {"job": id_, "number": each.number}
-                        | {name: _storable(getattr(each, name)) for name in names}
-                        for each in texts
-                    ],
-                )
+        try:
+            for start in range(0, len(texts), _ROWS):
+                with self._briefly() as connection:
+                    for table, names in ((items, ("language", "name")), (words, ("text", "prompt"))):
+                        rows = [
+                            {"job": id_, "number": each.number}
+                            | {name: _storable(getattr(each, name)) for name in names}
+                            for each in texts[start : start + _ROWS]
+                        ]
+                        connection.execute(sa.insert(table), rows)
+                    renewed = sa.update(jobs).where(jobs.c.id == id_)
+                    connection.execute(renewed.values(leased_until=self._clock() + self._lease))
+            with self._store.write() as connection:
+                stored = sa.update(jobs).where(jobs.c.id == id_)
+                connection.execute(stored.values(state="queued", leased_until=0.0))
+        except BaseException:
+            with contextlib.suppress(sa.exc.SQLAlchemyError):
+                self.delete(id_)
+            raise
         found = self.get(id_)
         assert found is not None  # just written
         return found
@@ -195,20 +211,46 @@ class Jobs:
 
     def _delete(self, which: sa.ColumnElement[bool]) -> int:
         with self._store.write() as connection:
-            for table in (words, items):
-                connection.execute(sa.delete(table).where(table.c.job.in_(sa.select(jobs.c.id).where(which))))
-            gone = connection.execute(sa.delete(jobs).where(which)).rowcount
+            gone = [_job(row) for row in connection.execute(sa.select(jobs).where(which))]
+            ended = sa.update(jobs).where(which).values(state="failed")  # whoever runs one loses it
+            connection.execute(ended)
+        for job in gone:
+            self._empty(words, job)
+            self._empty(items, job)
+        with self._store.write() as connection:
+            connection.execute(sa.delete(jobs).where(jobs.c.id.in_([job.id for job in gone])))
         self._forget()
-        return int(gone)
+        return len(gone)
+
+    def _empty(self, table: sa.Table, job: Job) -> None:
+        """Delete a job's rows of a table."""
+        mine = table.c.job == job.id
+        with self._store.read() as connection:
+            if connection.execute(sa.select(table.c.number).where(mine).limit(1)).first() is None:
+                return
+        for start in range(0, job.total, _ROWS):
+            with self._briefly() as connection:
+                some = table.c.number.between(start, start + _ROWS - 1)
+                connection.execute(sa.delete(table).where(mine, some))
+
+    @contextlib.contextmanager
+    def _briefly(self) -> Iterator[sa.Connection]:
+        """A transaction, and a pause as long, in which others find the lock free."""
+        with self._store.write() as connection:
+            started = time.monotonic()
+            yield connection
+        time.sleep(time.monotonic() - started)
 
     def claim(self, tenants: Sequence[str]) -> Job | None:
         """Lease the next free job of the given tenants; tokens take turns."""
         now = self._clock()
         free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
+        dead = sa.and_(jobs.c.state == STORING, jobs.c.leased_until < now)
         with self._store.read() as connection:  # most polls find nothing and need no lock
-            if connection.execute(sa.select(jobs.c.id).where(free).limit(1)).first() is None:
+            if connection.execute(sa.select(jobs.c.id).where(sa.or_(free, dead)).limit(1)).first() is None:
                 return None
         with self._store.write() as connection:
+            connection.execute(sa.delete(jobs).where(dead))  # and its rows
             connection.execute(
                 sa.update(jobs)
                 .where(free, jobs.c.attempts >= ATTEMPTS)
@@ -332,11 +374,13 @@ class Jobs:
             "result": None if result is None else json.dumps(result, ensure_ascii=False),
         }
         with self._store.write() as connection:
-            if not connection.execute(self._own(job).values(values)).rowcount:
+            if not connection.execute(self._own(job).values(leased_until=now + self._lease)).rowcount:
                 return
-            connection.execute(sa.delete(words).where(words.c.job == job.id))
-            if job.kind == AUDIT or error is not None:
-                connection.execute(sa.delete(items).where(items.c.job == job.id))
+        self._empty(words, job)
+        with self._store.write() as connection:
+            connection.execute(self._own(job).values(values))
+        if job.kind == AUDIT or error is not None:
+            self._empty(items, job)
         self._forget()
 
     def others_wait(self, job: Job) -> bool:

@@ -3,14 +3,16 @@
 Someone who may ask often about variants of one text learns which of its words count, and so how to remove or
 forge a mark. Every answer here is the verdict on the very text that was sent, but the first `FREE` answers
 about texts that resemble each other cost one text of the token's budget each, and every further one twice as
-much as the one before. A budget of 1,000 texts pays for 12 answers about one text and its variants.
+much as the one before. A budget of 1,000 texts pays for 12 answers about texts that resemble each other.
 
-Texts are compared by what the detector sees, the words of the public lexicon, so that letter case, markup,
-invisible characters and words that carry no mark make no difference. Of the words that are not frequent,
-the first letters are hashed under a secret key. A text is a row of windows of `WINDOW` such words, and
-resembles an earlier one if a window of either shares a sixth of its words with one of the other
-(containment), so that neither order, nor additions, nor cutting a text to pieces helps. The same words after
-the same prompt have the same verdict and cost one text. `docs/security.md` says what this is worth.
+Texts are compared by what the detector sees, the words of the public lexicon, so that letter case, markup and
+invisible characters make no difference. Of the words that are not frequent, the first letters are hashed
+under a secret key. A text is a row of windows of `WINDOW` words that the default scheme scores, and then a
+row of windows of the others: words that are put where they carry no mark (behind three numbers) cannot
+dilute those that do, and varying them costs as much. Texts resemble each other if a window of either shares
+a sixth of its words with one of the other (containment), so that neither order, nor additions, nor cutting a
+text to pieces helps. The same words after the same prompt have the same verdict and cost one text.
+`docs/security.md` says what this is worth.
 
 The store keeps hashes of a token's texts as long as the token is valid, and no answers.
 """
@@ -22,15 +24,16 @@ import hashlib
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from dewmark.config import cache_dir
-from dewmark.encoders.lexicon import Lexicon, load_lexicon
+from dewmark.dew.reading import LexiconReader
+from dewmark.dew.scheme import DEW
 from dewmark.text.words import words
 from dewmark.workspace import Workspace
 from dewmark_desk.api_tokens import Caller
@@ -46,6 +49,7 @@ _LEAST = 8  # words; a text with fewer is compared by all of its words
 _MOST = 5_000  # texts kept per token; the oldest are forgotten
 _MOST_TOKENS = 200  # whose texts one process remembers; the others are read again
 _DEAREST = 40  # powers of two; no budget is as large
+_END = 0  # of the scored words, among the hashes of a text
 
 
 @dataclass(slots=True)
@@ -60,8 +64,7 @@ class _Known:
     def add(self, number: int, digest: str, hashes: Sequence[int]) -> None:
         self.last = number
         self.digests.add(digest)
-        for start in range(0, len(hashes), WINDOW):
-            window = hashes[start : start + WINDOW]
+        for window in _windows(hashes, WINDOW):
             for each in window:
                 self.index[each].append(len(self.windows))
             self.windows.append((number, len(window)))
@@ -69,14 +72,21 @@ class _Known:
     def resembling(self, hashes: Sequence[int]) -> int:
         """The number of earlier texts that resemble one with these hashes."""
         found: set[int] = set()
-        for start in range(0, max(len(hashes) - WINDOW + _STRIDE, 1), _STRIDE):
-            window = hashes[start : start + WINDOW]
+        for window in _windows(hashes, _STRIDE):
             shared = Counter(place for each in window for place in self.index.get(each, ()))
             for place, count in shared.items():
                 number, size = self.windows[place]
                 if count >= SHARE * min(size, len(window)):
                     found.add(number)
         return len(found)
+
+
+def _windows(hashes: Sequence[int], stride: int) -> Iterator[Sequence[int]]:
+    """The windows of a text's scored words, and those of its other words."""
+    end = hashes.index(_END) if _END in hashes else len(hashes)
+    for row in (hashes[:end], hashes[end + 1 :]):
+        for start in range(0, max(len(row) - WINDOW + stride, min(len(row), 1)), stride):
+            yield row[start : start + WINDOW]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +110,29 @@ class Resemblance:
         self._lock = threading.Lock()
 
     def ask(self, caller: Caller, queries: Sequence[Query]) -> Asked:
-        """Note that a token asks about texts."""
+        """Note that a token asks about texts.
+
+        Texts are compared outside the transaction, which would keep all other writers waiting.
+        """
         sketches = [self.sketch(query) for query in queries]
-        numbers, price = [], 0
-        with self._lock, self._store.write() as connection:
-            known = self._read(connection, caller.id)
-            for digest, hashes in sketches:
-                if digest in known.digests:
-                    price += 1
+        while True:
+            with self._lock:
+                known = self._read(caller.id)
+                rows, price = [], 0
+                for digest, hashes in sketches:
+                    if digest in known.digests:
+                        price += 1
+                        continue
+                    price += 2 ** min(max(known.resembling(hashes) - FREE + 1, 0), _DEAREST)
+                    known.add(known.last + 1, digest, hashes)
+                    rows.append(self._row(caller.id, known.last, digest, hashes))
+                try:
+                    if rows and self._remember:
+                        self._insert(rows)
+                except sa.exc.IntegrityError:  # another process has just noted a text of this token
+                    del self._known[caller.id]
                     continue
-                price += 2 ** min(max(known.resembling(hashes) - FREE + 1, 0), _DEAREST)
-                number = known.last + 1
-                numbers.append(number)
-                if self._remember:
-                    self._insert(connection, caller.id, number, digest, hashes)
-                known.add(number, digest, hashes)
-        return Asked(caller.id, tuple(numbers), price)
+            return Asked(caller.id, tuple(row["number"] for row in rows), price)
 
     def withdraw(self, asking: Asked) -> None:
         """Forget texts about which nothing was answered; their numbers stay, so that none is used twice."""
@@ -130,12 +147,18 @@ class Resemblance:
         forms = [word.form for word in words(query.text)]
         before = [word.form for word in words(query.prompt or "")][-8:]
         digest = self._hash("\n".join(("", *before, "", *forms)), 16).hex()
-        rows = _lexicon().rows(forms)
-        rare = (rows > 0) & (_lexicon().frequency[rows] < _FREQUENT)
-        seen = dict.fromkeys(form[:_LETTERS] for form, kept in zip(forms, rare.tolist(), strict=True) if kept)
-        if len(seen) < _LEAST:
-            seen = dict.fromkeys(form[:_LETTERS] for form in forms)
-        return digest, [int.from_bytes(self._hash(each, 4), "little") for each in seen]
+        rows, scored = _reader().lexicon.rows(forms), _reader().scored(forms)
+        rare = (rows > 0) & (_reader().lexicon.frequency[rows] < _FREQUENT)
+        kept = next(
+            (each for each in (scored & rare, scored) if np.count_nonzero(each) >= _LEAST), np.ones_like(rare)
+        )
+        compared = dict.fromkeys(forms[i][:_LETTERS] for i in np.flatnonzero(kept))
+        others = dict.fromkeys(forms[i][:_LETTERS] for i in np.flatnonzero(rare & ~kept))
+        row, rest = list(compared), [each for each in others if each not in compared]
+        if len(rest) < _LEAST:  # too few to be compared by themselves
+            row, rest = row + rest, []
+        found = [int.from_bytes(self._hash(each, 4), "little") for each in (*row, *rest)]
+        return digest, [*found[: len(row)], _END, *found[len(row) :]]
 
     def expire(self) -> int:
         """Delete the texts of tokens that have ended; returns their number."""
@@ -148,27 +171,31 @@ class Resemblance:
         data = value.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(data, key=self._key, digest_size=size).digest()
 
-    def _insert(
-        self, connection: Connection, token: str, number: int, digest: str, hashes: Sequence[int]
-    ) -> None:
+    def _row(self, token: str, number: int, digest: str, hashes: Sequence[int]) -> dict[str, Any]:
         sketch = np.array(hashes, dtype="<u4").tobytes()
-        row = {"token": token, "number": number, "time": self._clock(), "digest": digest, "sketch": sketch}
-        connection.execute(sa.insert(asked).values(row))
-        old = sa.and_(asked.c.token == token, asked.c.number <= number - _MOST)
-        connection.execute(sa.delete(asked).where(old))
+        return {"token": token, "number": number, "time": self._clock(), "digest": digest, "sketch": sketch}
 
-    def _read(self, connection: Connection, token: str) -> _Known:
+    def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
+        token, last = rows[-1]["token"], rows[-1]["number"]
+        old = sa.and_(asked.c.token == token, asked.c.number <= last - _MOST)
+        with self._store.write() as connection:
+            connection.execute(sa.insert(asked), list(rows))
+            connection.execute(sa.delete(asked).where(old))
+
+    def _read(self, token: str) -> _Known:
         """The texts of a token, with those that other processes have stored since."""
         if token not in self._known and len(self._known) >= _MOST_TOKENS and self._remember:
             self._known.clear()
         known = self._known.setdefault(token, _Known())
         if self._remember:
             newer = sa.select(asked).where(asked.c.token == token, asked.c.number > known.last)
-            for row in connection.execute(newer.order_by(asked.c.number)):
+            with self._store.read() as connection:
+                rows = connection.execute(newer.order_by(asked.c.number)).all()
+            for row in rows:
                 known.add(row.number, row.digest, np.frombuffer(row.sketch, dtype="<u4").tolist())
         return known
 
 
 @functools.cache
-def _lexicon() -> Lexicon:
-    return load_lexicon(workspace=Workspace(cache_dir()))
+def _reader() -> LexiconReader:
+    return DEW().open_reader(Workspace(cache_dir()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import random
 import tracemalloc
 
 import pytest
@@ -13,7 +15,16 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
 from dewmark_desk import schemas
-from dewmark_desk.admission import MAX_DEPTH, SLICE, admitted, context_of, parsed, seconds_of, slices
+from dewmark_desk.admission import (
+    MAX_DEPTH,
+    SLICE,
+    admitted,
+    context_of,
+    parsed,
+    seconds_of,
+    seconds_of_sketch,
+    slices,
+)
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.routes import openai
 from dewmark_desk.settings import Settings
@@ -21,7 +32,6 @@ from dewmark_desk.tenants import Tenant, open_demonstration
 from dewmark_desk.verdicts import Examination, Query
 
 ONE = Examination([Tenant("acme", bound("acme"))], keys=1)
-NONE = Examination([], keys=1)
 MANY = Examination([Tenant(f"k{i}", bound("acme")) for i in range(50)], keys=50)
 SETTINGS = Settings(detectors=(("acme", "in memory"),), store="sqlite:///none")
 
@@ -46,7 +56,7 @@ def test_values_are_counted_exactly_before_parsing(value, escape):
     empty = body.count(b"[]") + body.count(b"{}")  # a bracket without a value counts as one
     assert parsed(body, count(value) + empty) == value
     if count(value) > 1:
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(ApiError, match="at most .* values") as refused:
             parsed(body, count(value) - 1)
         assert refused.value.status_code == 413
 
@@ -59,20 +69,20 @@ def test_only_utf_8_is_read(client, encoding):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "said"),
     [
-        b'{"texts": [' + b"{}," * 700_000 + b"{}]}",
-        b'{"texts": [' + b"0," * 4_000_000 + b"0]}",
-        b'["' + b'","' * 700_000 + b'"]',
-        b'"' + b'\\"' * 4_000_000,  # a string without an end: quadratic for a careless scanner
-        b"[" * 8_000_000,
-        b'{"a":' * 100_000,
-        b" " * 8_000_000,
+        (b'{"texts": [' + b"{}," * 700_000 + b"{}]}", "at most .* values"),
+        (b'{"texts": [' + b"0," * 4_000_000 + b"0]}", "at most .* values"),
+        (b'["' + b'","' * 700_000 + b'"]', "at most .* values"),
+        (b'"' + b'\\"' * 4_000_000, "not valid JSON"),  # no end: quadratic for a careless scanner
+        (b"[" * 8_000_000, "at most .* values"),
+        (b'{"a":' * 100_000, "nested"),
+        (b" " * 8_000_000, "not valid JSON"),
     ],
 )
-def test_hostile_bodies_cost_no_memory(body):
+def test_hostile_bodies_cost_no_memory(body, said):
     tracemalloc.start()
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match=said):
         parsed(body, 120_100)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -81,7 +91,7 @@ def test_hostile_bodies_cost_no_memory(body):
 
 def test_depth_is_limited():
     assert parsed(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, 100)
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match="nested 16 deep"):
         parsed(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), 100)
 
 
@@ -137,14 +147,80 @@ def test_prompts_count_like_text():
         admitted(queries, ONE, small)
 
 
+def test_a_text_is_measured_in_bytes():
+    """An emoji has four."""
+    small = dataclasses.replace(SETTINGS, text_bytes=400)
+    assert admitted([Query("💧" * 100)], ONE, small)
+    with pytest.raises(ApiError, match="more than 400 bytes") as refused:
+        admitted([Query("💧" * 100 + "a")], ONE, small)
+    assert (refused.value.status_code, refused.value.code) == (413, "text_too_large")
+
+
+def test_a_job_may_hold_more_than_a_request():
+    small = dataclasses.replace(SETTINGS, request_bytes=1_000, audit_bytes=3_000, texts=2, audit_texts=4)
+    queries = [Query("a " * 450)] * 2
+    with pytest.raises(ApiError, match="more than 1,000 bytes together"):
+        admitted(queries, ONE, small)
+    assert len(admitted(queries, ONE, small, job=True)) == 2
+    with pytest.raises(ApiError, match="more than 3,000 bytes together"):
+        admitted(queries * 2, ONE, small, job=True)
+    with pytest.raises(ApiError, match="at most 4 per request"):
+        admitted([Query("a")] * 5, ONE, small, job=True)
+
+
 def test_estimate_grows_with_all_that_costs():
-    text = Query("x" * 30_000)
+    text = Query("x " * 15_000)
+    two = Examination(ONE.tenants * 2, keys=2)
     assert seconds_of(text, MANY) - seconds_of(text, ONE) == pytest.approx(
-        49 * (seconds_of(text, ONE) - seconds_of(text, NONE))
+        49 * (seconds_of(text, two) - seconds_of(text, ONE))
     )
-    searched = Examination(ONE.tenants, keys=1, passages=True)
+    searched = dataclasses.replace(ONE, passages=True)
     assert seconds_of(text, searched) > 2 * seconds_of(text, ONE)
     assert seconds_of(Query("x", "x" * 2000), ONE) > seconds_of(Query("x"), ONE)
+
+
+def test_passages_cost_under_each_key():
+    text = Query("x " * 1_000)
+    added = [
+        seconds_of(text, Examination(ONE.tenants * keys, keys=keys, passages=True))
+        - seconds_of(text, Examination(ONE.tenants * keys, keys=keys))
+        for keys in (1, 2, 10)
+    ]
+    assert added[2] - added[0] == pytest.approx(9 * (added[1] - added[0]))
+    assert added[2] > 3 * added[0]  # the search of one text's windows is shared, the rest is not
+
+
+SCRIPTS = {
+    "Latin": "abcdefghijklmnopqrstuvwxyz",
+    "Cyrillic": "абвгдежзийклмнопрстуфхцчшщ",
+    "Greek": "αβγδεζηθικλμνξοπρστυφχψω",
+    "Arabic": "ابتثجحخدذرزسشصضطظعغفقكلمنهوي",
+    "Hebrew": "אבגדהוזחטיכלמנסעפצקרשת",
+    "Devanagari": "कखगघचछजझटठडढतथदधनपफबभमयरलव",
+    "Thai": "กขคงจฉชซญดตถทธนบปผฝพฟภมยรลวสหอ",
+    "Han": "的一是不了人我在有他这中大来上国",
+    "Hiragana": "あいうえおかきくけこさしすせそたちつてと",
+    "Katakana": "アイウエオカキクケコサシスセソタチツテト",
+    "Hangul": "가나다라마바사아자차카타파하거너더러머버",
+}
+
+
+@pytest.mark.parametrize("letters", SCRIPTS.values(), ids=list(SCRIPTS))
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_estimate_covers_the_words_of_every_script(letters, length):
+    """A character of a script without spaces may be a word, and six of Latin are."""
+    draw = random.Random(length)
+    words = ["".join(draw.choices(letters, k=length)) for _ in range(400)]
+    query, how = Query(" ".join(words)), Examination([open_demonstration()], keys=1)
+    (read,) = how.bound(0).tokenize([query.text])
+    (more,) = how.bound(0).tokenize([f"{query.text} {query.text}"])
+    empty = seconds_of(Query("."), how)
+    word = 12e-6  # a key's work on one word, of eleven scripts the most in texts of 120,000 characters
+    assert seconds_of(query, how) - empty >= word * len(read.forms)
+    assert seconds_of(Query(more.text), how) - empty >= word * len(more.forms)
+    assert seconds_of_sketch(query) >= word * len(read.forms)
+    dense = Query("".join(words))
+    assert seconds_of(dense, how) - empty >= word * len(how.bound(0).tokenize([dense.text])[0].forms)
 
 
 def test_work_is_cut_into_slices():

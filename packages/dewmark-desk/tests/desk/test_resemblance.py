@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from importlib.resources import files
 
 import pytest
@@ -55,7 +56,23 @@ INVISIBLE = {  # to the detector
     ),
     "blanks": lambda one, i: one.replace(" ", " " * (i + 2)),
 }
+
+
+def padded(one: str, seed: int, *, fillers: int = 5) -> str:
+    """A text with rare words between its own, each behind three numbers, where no word carries a mark."""
+    draw = random.Random(seed)
+    rare = [
+        form for form in load_lexicon(workspace=Workspace(cache_dir())).forms[20_000:60_000] if form.isascii()
+    ]
+    words, pieces = one.split(), []
+    for start in range(0, len(words), 12):
+        pieces += words[start : start + 12]
+        pieces += [f"{draw.randrange(10)} 2 3 {draw.choice(rare)}" for _ in range(12 * fillers)] + ["1 2 3"]
+    return " ".join(pieces)
+
+
 VISIBLE = {
+    "rare words without a mark": lambda one, i: padded(mixed(one, 0.1, i), i),
     "nonsense between the words": lambda one, i: " ".join(
         f"{w} zq{i}{j}x" for j, w in enumerate(one.split())
     ),
@@ -124,6 +141,67 @@ def test_sketches_are_keyed_by_the_store(tmp_path):
         found.append(set(service.resemblance.sketch(Query(text(0)))[1]))
         service.close()
     assert len(found[0] & found[1]) <= 1
+
+
+def test_words_without_a_mark_are_compared_by_themselves(ask):
+    """Or scored words would be diluted by them; varying them costs as much."""
+    unscored = padded("", 0) + " ".join(f"1 2 3 {word}" for word in text(0).split())
+    prices = [ask(f"{mixed(text(4), 1.0, i)} {unscored}") for i in range(8)]
+    assert prices == [1] * FREE + [2, 4, 8, 16]
+
+
+def test_words_without_a_mark_cost_bytes(client):
+    head = bearer(client, "detect-public")
+    for one in (text(1), padded(text(2), 1)):
+        before = client.service.tokens.all()[-1].used_bytes
+        assert client.post("/v1/detect", json={"text": one}, headers=head).status_code == 200
+        assert client.service.tokens.all()[-1].used_bytes - before == len(one.encode())
+
+
+def test_what_cannot_be_paid_for_is_not_compared(client, monkeypatch):
+    monkeypatch.setattr(client.service.resemblance, "sketch", None)  # it is never called
+    head = bearer(client, "detect-public", budget_bytes=100)
+    refused = client.post("/v1/detect", json={"text": text(0)}, headers=head)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "budget_spent")
+
+
+def test_comparing_has_its_turn_in_a_pool(client, monkeypatch):
+    where, ask = [], client.service.resemblance.ask
+
+    def noted(*arguments):
+        where.append(threading.current_thread().name)
+        return ask(*arguments)
+
+    monkeypatch.setattr(client.service.resemblance, "ask", noted)
+    head = bearer(client, "detect-public")
+    assert client.post("/v1/detect", json={"text": text(0)}, headers=head).status_code == 200
+    assert where == ["pool-0"]
+
+
+def test_refused_answers_count_against_the_rate(client):
+    head = bearer(client, "detect-public", budget=8, per_minute=10)
+    statuses = [
+        client.post("/v1/detect", json={"text": mixed(text(0), 0.2, i)}, headers=head).status_code
+        for i in range(12)
+    ]
+    assert statuses == [200] * 5 + [403] * 5 + [429] * 2  # 1 + 1 + 1 + 1 + 2 of 8, and the next costs 4
+
+
+def test_workers_that_note_at_the_same_moment_agree(ask, tmp_path, monkeypatch):
+    other = make_service(tmp_path)  # another process with the same store
+    other.start()
+    ask(mixed(text(0), 0.2, 0))
+    (caller,) = other.tokens.all()
+    insert = ask.service.resemblance._insert
+
+    def late(rows):
+        monkeypatch.undo()
+        assert other.resemblance.ask(caller, [Query(mixed(text(0), 0.2, i)) for i in (1, 2, 3)]).price == 3
+        insert(rows)
+
+    monkeypatch.setattr(ask.service.resemblance, "_insert", late)
+    assert ask(mixed(text(0), 0.2, 4)) == 2  # the fifth, not the second
+    other.close()
 
 
 def test_answers_are_those_of_the_text_and_the_budget_is_final(client):

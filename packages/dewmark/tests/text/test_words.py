@@ -13,6 +13,7 @@ from dewmark.text.words import (
     SPELLINGS,
     cut,
     form_of,
+    most_words,
     open_tail,
     places_and_forms,
     spelling,
@@ -26,6 +27,17 @@ UNSPACED = "日本語のカナー々今天是ทุกเช้า๑。、，"
 
 def forms(text: str) -> list[str]:
     return [word.form for word in words(text)]
+
+
+@settings(max_examples=300)
+@given(text=st.text(max_size=60) | st.text(alphabet=SPACED + UNSPACED + "²①⼀한ㄱक्।&#;<b>", max_size=40))
+def test_a_text_has_at_most_so_many_words(text) -> None:
+    assert most_words(text) >= len(words(text))
+
+
+@pytest.mark.parametrize("text", ["the old bridge", "старый мост", "옛 다리", "古い橋", "पुराना पुल"])
+def test_the_most_words_of_a_text_are_hardly_more(text) -> None:
+    assert most_words(text) <= len(words(text)) + 1
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from dewmark.text.languages import guess_language
 from dewmark_desk.admission import admitted
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.examining import Examination, Query, examination
-from dewmark_desk.http_errors import ApiError
-from dewmark_desk.jobs import AUDIT, BATCH, Item, Job, named_id
+from dewmark_desk.http_errors import ApiError, overloaded
+from dewmark_desk.jobs import AUDIT, BATCH, STORING, Item, Job, named_id
 from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
 from dewmark_desk.schemas import AuditRequest, BatchRequest, JobList, JobResponse, JobState, ResultList
 from dewmark_desk.service import Service
@@ -159,6 +159,8 @@ async def _submit(
         found = None if id_ is None else service.jobs.get(id_)
         if found is not None and found.settings["request"] != digest():
             raise ConfigError("Idempotency-Key: another request had this key; use a new one")
+        if found is not None and found.state == STORING:
+            raise overloaded(2.0, "the job is being stored")
         return found
 
     def submit() -> Job:

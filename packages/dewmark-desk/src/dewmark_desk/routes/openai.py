@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -317,7 +318,7 @@ async def _respond(
     try:
         texts = await _while_connected(request, asyncio.gather(*map(_whole, streams)))
     finally:
-        _finish(streams, service, request_id)
+        await _finish(streams, service, request_id)
     if texts is None:
         return Response(status_code=_CLIENT_GONE)
     choices = [
@@ -384,7 +385,7 @@ async def _events(
     finally:
         for follower in followers:
             follower.cancel()
-        _finish(streams, service, request_id)
+        await _finish(streams, service, request_id)
 
 
 def _choice(kind: Kind, index: int, text: str, reason: str, call: Json | None) -> Json:
@@ -468,14 +469,19 @@ def _exempt(
     return exempt
 
 
-def _finish(streams: list[TextStream], service: Service, request_id: str) -> None:
-    service.metrics.written.inc(sum(stream.tokens for stream in streams))
-    if service.settings.policy_log is not None:
-        generator = _generator(service)
-        rows = [generator.log_row(stream, request_id=request_id) for stream in streams]
-        append_jsonl(Path(service.settings.policy_log), rows, private=True)
+async def _finish(streams: list[TextStream], service: Service, request_id: str) -> None:
     for stream in streams:
         stream.cancel()
+    service.metrics.written.inc(sum(stream.tokens for stream in streams))
+    if service.settings.policy_log is not None:
+        file, generator = Path(service.settings.policy_log), _generator(service)
+
+        def log() -> None:
+            rows = [generator.log_row(stream, request_id=request_id) for stream in streams]
+            append_jsonl(file, rows, private=True)
+
+        with anyio.CancelScope(shield=True):  # also if the client has gone
+            await service.in_thread(log)
 
 
 def _usage(prompt_tokens: int, streams: list[TextStream]) -> dict[str, int]:

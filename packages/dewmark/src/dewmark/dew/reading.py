@@ -133,6 +133,12 @@ class LexiconReader:
             texts=pairs_of(units, windows, lengths.tolist()),
         )
 
+    def scored(self, forms: Sequence[str]) -> Mask:
+        """Which words (N,) of one text carry the mark."""
+        rows = self.lexicon.rows(("",) * self.k + tuple(forms))
+        index = np.arange(len(forms))
+        return self._carrying(rows, self.k + index, np.zeros_like(index)) & (index >= self.k)
+
     def _carrying(self, rows: I64, places: I64, of_text: I64) -> Mask:
         """Whether the words in these places carry the mark.
 

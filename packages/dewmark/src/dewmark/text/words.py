@@ -223,6 +223,21 @@ def form_of(word: str) -> str:
     return plain[first:]
 
 
+def most_words(text: str) -> int:
+    """At least as many words as `words` finds in a text, in a tenth of its time or less.
+
+    In a script with spaces a run of letters is one word at most; any other letter may be a word by itself.
+    """
+    return sum(1 for _ in _runs().finditer(text))
+
+
+@functools.cache
+def _runs() -> re.Pattern[str]:
+    """A run of letters and digits that no rule separates, or another character that may be a word."""
+    joined = (chr(code) for code in range(0x2000) if class_letter(chr(code)) in "LHDx")
+    return re.compile(rf"[{re.escape(''.join(joined))}\uac00-\ud7a3]+|[\u2e80-\U0010ffff]|[^\W_]")
+
+
 def open_tail(text: str) -> str:
     """The end of a text that can still change when text is appended; all words before it are final."""
     hard = _HARD.search(text)
