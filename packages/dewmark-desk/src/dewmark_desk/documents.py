@@ -1,10 +1,9 @@
 """Text extraction from uploaded files: .txt, .md, .pdf, .docx and .odt, within limits.
 
 An upload may be hostile: an archive may unpack to terabytes, XML may declare entities that expand without
-end, and any parser may be kept busy for hours. So documents are parsed in a child process (this module, run
-as a program) with limited time and memory and a low priority, which is killed when its time is up; only plain
-text is decoded here. Unpacked bytes and characters are counted while reading, and document type declarations
-are rejected.
+end, and any parser may be kept busy for hours. So documents are parsed in a `limited_child`; only plain text
+is decoded here, in a few passes of the interpreter's own over bytes. Unpacked bytes and characters are
+counted while reading, and document type declarations are rejected.
 
 Boundary: bytes in, text out. Unreadable files raise `InputError`, unknown file types `UnknownNameError`. It
 blocks: call it in a thread.
@@ -18,10 +17,7 @@ import dataclasses
 import io
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 import unicodedata
 import zipfile
 import zlib
@@ -31,6 +27,7 @@ from pathlib import PurePath
 from xml.parsers import expat
 
 from dewmark.errors import InputError, UnknownNameError
+from dewmark_desk.limited_child import Bounds, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +44,27 @@ class Limits:
     pages: int = 2_000
     """The most pages of a .pdf."""
     seconds: float = 10.0
-    """How long a child process may run, and how much processor time it may use."""
+    """How much processor time a child process may use."""
+    patience: float = 60.0
+    """How many seconds a child process may take on a machine that is busy with other work."""
     memory: int = 512 << 20
-    """The most address space of a child process."""
+    """The most memory of a child process."""
 
 
 LIMITS = Limits()
 
-_NICENESS = 10  # requests go before uploads
-_REJECTED = 3  # exit code of a child process that wrote a message for the user
 _FULL_LINE = 0.7  # of the usual width: a shorter line ends its paragraph
 _BLOCK = 1 << 16
 
 _BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
-_UTF8_SEQUENCE = re.compile(rb"[\xc2-\xf4][\x80-\xbf]{1,3}")
-_HIGH = re.compile(rb"[\x80-\xff]")
+_CLASSES = (
+    bytes(  # white space, other ASCII; first bytes of UTF-8 sequences, those that continue them, others
+        (b"s" if byte in b" \t\r\n" else b"a")[0]
+        if byte < 0x80
+        else (b"c" if byte < 0xC0 else b"f" if 0xC2 <= byte <= 0xF4 else b"o")[0]
+        for byte in range(256)
+    )
+)
 # its five unassigned bytes are control characters of Latin-1
 _WINDOWS_1252 = "".join(
     bytes([byte]).decode("cp1252" if byte not in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else "latin-1")
@@ -93,18 +96,21 @@ def extract_text(name: str, data: bytes) -> str:
 def _parse(suffix: str, data: bytes, limits: Limits) -> str:
     """The text of a document, read by a child process."""
     given = json.dumps(dataclasses.asdict(limits))
-    command = [sys.executable, "-P", "-m", "dewmark_desk.documents", suffix, given]
+    bounds = Bounds(limits.seconds, limits.memory, limits.patience)
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=limits.seconds, check=False)
-    except subprocess.TimeoutExpired:
+        made = run("dewmark_desk.documents:read", suffix, given, data=data, bounds=bounds)
+    except TimeoutError:
         raise InputError(
             f"the {suffix} file could not be read within {limits.seconds:g} s: paste its text"
         ) from None
-    if done.returncode == _REJECTED:
-        raise InputError(done.stderr.decode("utf-8", "replace").strip())
-    if done.returncode != 0:
-        raise InputError(f"the {suffix} file is damaged or too complex to read: paste its text")
-    return done.stdout.decode("utf-8", "replace")
+    except ChildProcessError:
+        raise InputError(f"the {suffix} file is damaged or too complex to read: paste its text") from None
+    return made.decode("utf-8", "replace")
+
+
+def read(data: bytes, suffix: str, limits: str) -> bytes:
+    """The text of a document; ``limits`` as JSON. For the child process."""
+    return _DOCUMENTS[suffix](data, Limits(**json.loads(limits))).encode("utf-8", "replace")
 
 
 def too_long(limits: Limits) -> InputError:
@@ -129,9 +135,12 @@ def plain_text(data: bytes) -> str:
 
 def _is_western(data: bytes) -> bool:
     """Whether text that is not UTF-8 may be Latin-1: few accented letters, and not damaged UTF-8."""
-    high = len(_HIGH.findall(data))
-    sequences = sum(len(found) for found in _UTF8_SEQUENCE.findall(data))
-    return high <= _MAX_ACCENTED * len(data.translate(None, b" \t\r\n")) and sequences <= high / 2
+    classes = data.translate(_CLASSES)
+    spaces = classes.count(b"s")
+    high = len(data) - spaces - classes.count(b"a")
+    # a sequence is its first byte and up to three that continue it
+    sequences = 2 * classes.count(b"fc") + classes.count(b"fcc") + classes.count(b"fccc")
+    return high <= _MAX_ACCENTED * (len(data) - spaces) and sequences <= high / 2
 
 
 def docx_text(data: bytes, limits: Limits) -> str:
@@ -361,29 +370,3 @@ def _reflow(lines: list[str]) -> str:
 
 _DOCUMENTS: dict[str, Callable[[bytes, Limits], str]] = {".pdf": _pdf, ".docx": docx_text, ".odt": odt_text}
 SUFFIXES = (".txt", ".md", *_DOCUMENTS)
-
-
-def _child(suffix: str, limits: Limits) -> int:
-    """The child process: read a document from stdin, write its text to stdout.
-
-    It limits its own CPU time and memory. Exit code 3 comes with a message for the user on stderr.
-    """
-    import resource
-
-    os.nice(_NICENESS)
-    seconds = max(1, round(limits.seconds))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    try:
-        text = _DOCUMENTS[suffix](sys.stdin.buffer.read(), limits)
-    except InputError as error:
-        sys.stderr.write(f"{error}\n")
-        return _REJECTED
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_child(sys.argv[1], Limits(**json.loads(sys.argv[2]))))

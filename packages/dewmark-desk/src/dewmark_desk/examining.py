@@ -1,6 +1,6 @@
 """One way for every request that has texts examined: decide how, admit, charge, queue, count and log.
 
-What the service decides for its callers (`examination`, `seed_of`):
+What the service decides for its callers (`examination`, `seeds_of`):
 
 - **Levels.** A caller may ask for a stricter level than the service's own, or one up to ``max_fpr``; public
   tokens get ``public_fpr`` and choose nothing.
@@ -51,7 +51,7 @@ from dewmark_desk.settings import DEMONSTRATION, Settings
 from dewmark_desk.tenants import Tenant
 from dewmark_desk.verdicts import Answer, Examination, Query
 
-__all__ = ["Examination", "Query", "examination", "examine", "seed_of"]
+__all__ = ["Examination", "Query", "examination", "examine", "seeds_of"]
 
 
 def examination(
@@ -98,10 +98,15 @@ def _chosen_keys(service: Service, caller: Caller, ids: Sequence[str] | None) ->
     return list({key.id: key for id_ in ids for key in service.keys_of(id_, caller)}.values())
 
 
-def seed_of(secret: bytes, asked: Mapping[str, Any], index: int) -> int:
-    """The seed of a text: it can be repeated by asking for the same again, and is not the caller's choice."""
-    said = json.dumps([asked, index], sort_keys=True, ensure_ascii=True).encode()
-    return int.from_bytes(hmac.new(secret, said, hashlib.sha256).digest()[:7], "big")
+def seeds_of(secret: bytes, asked: Mapping[str, Any], count: int) -> list[int]:
+    """The seeds of a request's texts: they repeat if the same is asked for again, and are nobody's choice."""
+    said = hmac.new(secret, f"[{json.dumps(asked, sort_keys=True)}".encode(), hashlib.sha256)
+    seeds = []
+    for index in range(count):
+        own = said.copy()
+        own.update(f", {index}]".encode())
+        seeds.append(int.from_bytes(own.digest()[:7], "big"))
+    return seeds
 
 
 async def examine(

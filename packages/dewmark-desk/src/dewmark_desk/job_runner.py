@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sqlalchemy as sa
+
 from dewmark.errors import DewmarkError, InputError
 from dewmark.scheme import for_languages, reader_name
 from dewmark.stats.audit import audit
@@ -32,6 +34,8 @@ _CHUNK_SECONDS = 2.0 * SLICE  # of work in a chunk of several texts
 _TURN_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 _SWEEP_SECONDS = 600.0
+
+_INTERNAL = "internal error, see the service's log"
 
 Scoring = Callable[[Sequence[Item]], list[ScoredItem]]
 
@@ -98,7 +102,7 @@ class JobRunner:
         try:
             tenants = self._find(job)
             how = _examination(job, tenants)
-            score = prepare(job, how)
+            score = _one_by_one_if_need_be(prepare(job, how))
             empty, page = (seconds_of(Query("中" * size), how) for size in (1, 1001))  # the densest script
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
             characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
@@ -121,7 +125,7 @@ class JobRunner:
             self._jobs.finish(job, error=str(error))
         except Exception as error:  # noqa: BLE001 - reported with the job
             _log.exception("a job failed", exc_info=error)
-            self._jobs.finish(job, error="internal error, see the service's log")
+            self._jobs.finish(job, error=_INTERNAL)
 
     def _find(self, job: Job) -> list[Tenant]:
         ids = [job.tenant] if job.tenant else job.settings["tenants"]
@@ -199,6 +203,25 @@ class JobRunner:
             "rejected": int((benjamini_hochberg(p) <= fpr).sum()) if p else 0,
             "results": f"/v1/jobs/{job.id}/results",
         }
+
+
+def _one_by_one_if_need_be(score: Scoring) -> Scoring:
+    """``score``, but a text that it fails on gets an error, and the others of its chunk their results."""
+
+    def scored(some: Sequence[Item]) -> list[ScoredItem]:
+        try:
+            return score(some)
+        except sa.exc.SQLAlchemyError:  # the store's failure, and no text's
+            raise
+        except Exception as error:  # noqa: BLE001 - reported with the text
+            if len(some) > 1:
+                return [one for item in some for one in scored([item])]
+            if not isinstance(error, DewmarkError):
+                _log.exception("a text of a job failed", exc_info=error)
+            why = str(error) if isinstance(error, DewmarkError) else _INTERNAL
+            return [ScoredItem(some[0].number, 0, None, {"error": why})]
+
+    return scored
 
 
 def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:

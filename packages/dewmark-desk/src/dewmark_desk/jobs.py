@@ -61,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """The result for one text; without a p-value it was too short for a verdict."""
+    """The result for one text; without a p-value it has no verdict; ``result`` may be an error."""
 
     number: int
     length: int
@@ -360,8 +360,9 @@ class Jobs:
             rows = connection.execute(chosen.order_by(items.c.number).limit(limit)).all()
             first = _first(connection, job)
         return [
-            {"number": row.number, "id": row.name, **(first | json.loads(row.result) if row.result else {})}
+            {"number": row.number, "id": row.name, **(found if "error" in found else first | found)}
             for row in rows
+            for found in [json.loads(row.result or "{}")]
         ]
 
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
@@ -408,10 +409,13 @@ class Jobs:
 
 
 def _first(connection: sa.Connection, job: Job) -> dict[str, Any]:
-    """The first result of a job, which is kept whole; of the others only what differs from it."""
+    """The first result of a job, which is kept whole; of the others only what differs from it.
+
+    Empty for an error, of which the others have nothing.
+    """
     number_0 = sa.select(items.c.result).where(items.c.job == job.id, items.c.number == 0)
     found: dict[str, Any] = json.loads(connection.execute(number_0).scalar() or "{}")
-    return found
+    return {} if "error" in found else found
 
 
 def _job(row: Any) -> Job:  # noqa: ANN401 - a row of SQLAlchemy

@@ -311,10 +311,18 @@ class BatchResult(Result):
     id: str | None
 
 
+class FailedResult(BaseModel):
+    """A text of a batch that could not be examined; the others could."""
+
+    number: int
+    id: str | None
+    error: str
+
+
 class ResultList(BaseModel):
     """The results of a batch so far, in order; ``next`` is the cursor of the next page."""
 
-    results: list[BatchResult]
+    results: list[BatchResult | FailedResult]
     next: int | None
 
 

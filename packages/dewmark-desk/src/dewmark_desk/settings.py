@@ -167,6 +167,8 @@ class Settings:
     generation_batch_size: int = 8
     grace_seconds: int = 30
     """How long running requests may take to finish when the service stops."""
+    silent_seconds: float = 30.0
+    """How long a worker may not answer before it is replaced."""
     lease_seconds: float = 10.0
     """How long a worker may be silent before another worker takes over its job."""
 

@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema: the library llguidance says which tokens may come next.
+"""Answers that follow a grammar (`json_grammar`): the library llguidance says which tokens may come next.
 
 The mark chooses among the tokens that the grammar allows. Where structure leaves no choice there is nothing
 to mark, so keys and brackets carry none; the words of a long string do, and a request for JSON is no way
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,33 +28,9 @@ if TYPE_CHECKING:
     from dewmark.scheme import BoundScheme
     from dewmark.types import Seeds
 
-__all__ = ["constrained", "grammar_of", "object_schema"]
+__all__ = ["GrammarSession", "constrained"]
 
-
-def object_schema(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schemas
-    """The schema of an object with these fields and no others."""
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-
-
-def grammar_of(schema: Mapping[str, Any], *, what: str = "response_format", or_text: bool = False) -> str:
-    """The grammar of a JSON schema; `ConfigError` says what is wrong with it, in the field ``what``.
-
-    ``or_text`` also allows any text that does not begin with a brace or white space.
-    """
-    matcher = _matcher()
-    try:
-        # without free white space: small models can write it for ever
-        compact = json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}})
-        either = f"start: value | text\nvalue: %json {compact}\ntext: /[^{{\\s](.|\\n)*/\n"
-        grammar: str = (
-            matcher.grammar_from_lark(either) if or_text else matcher.grammar_from_json_schema(compact)
-        )
-        problem = matcher.validate_grammar(grammar, None)
-    except ValueError as error:
-        problem = str(error)
-    if problem:
-        raise ConfigError(f"{what}: {' '.join(problem.split())[:300]}")
-    return grammar
+_MAX_STATES = 50_000  # of a row's matcher, one or two kilobytes each
 
 
 def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundScheme:
@@ -67,7 +41,7 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
             f"{bound.host.name} has no tokenizer for grammars: leave out response_format and tools"
         )
     guide = _guide(tokenizer, bound.host.vocab_size)
-    first = _matcher()(guide, grammar)
+    first = _first_matcher(guide, grammar).deep_copy()
     if first.is_error() or not set(_allowed_ids(first).tolist()) - tokenizer.special_ids:
         raise ConfigError(
             f"{bound.host.name} has no tokens for such an answer: leave out response_format and tools"
@@ -79,8 +53,12 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
     return changed
 
 
-def _matcher() -> Any:  # noqa: ANN401 - a class of llguidance
-    return require("llguidance", extra="structured", package="dewmark-desk").LLMatcher
+@functools.lru_cache(maxsize=16)
+def _first_matcher(guide: Any, grammar: str) -> Any:  # noqa: ANN401 - of llguidance
+    """A matcher that has read nothing, to copy: compiling a grammar may take a second."""
+    llguidance = require("llguidance", extra="structured", package="dewmark-desk")
+    limits = llguidance.LLParserLimits(max_lexer_states=_MAX_STATES, verbose_errors=False)
+    return llguidance.LLMatcher(guide, grammar, log_level=0, limits=limits)  # it would log what is written
 
 
 @functools.lru_cache(maxsize=4)
@@ -105,7 +83,7 @@ class GrammarSession(ChoosingSession):
         *,
         seeds: Seeds = None,
     ) -> None:
-        self._matchers = [_matcher()(guide, grammar) for _ in prompt_ids]
+        self._matchers = [_first_matcher(guide, grammar).deep_copy() for _ in prompt_ids]
         self._seeds, self._end = fresh_seeds(len(self._matchers), seeds), guide.eos_token
         self._session = (
             None if bound is None else bound.session(prompt_ids, attention_mask, seeds=self._seeds)
@@ -135,6 +113,10 @@ class GrammarSession(ChoosingSession):
         """Which ids (vocab,) may follow."""
         found = np.zeros(vocab_size, dtype=bool)
         found[self._end if matcher.is_stopped() else _allowed_ids(matcher)] = True
+        if matcher.is_error():
+            raise ConfigError(
+                "response_format: the schema has too many states to follow: simplify its patterns"
+            )
         return found
 
 

@@ -1,4 +1,7 @@
-"""The parent process of the workers: it holds the listening socket and restarts workers that die.
+"""The parent process of the workers: it holds the listening socket and replaces workers that die or hang.
+
+A worker says every second that it is alive, from a thread that its event loop has asked for; one that falls
+silent is killed.
 
 Connections wait in the shared socket, so a dying worker loses only the requests that it was serving; accepted
 jobs are in the store. Settings go through a pipe, because other users can read command lines and
@@ -26,6 +29,7 @@ from dewmark_desk.settings import Settings
 
 _log = logging.getLogger("dewmark_desk")
 
+_COMMAND = [sys.executable, "-m", "dewmark_desk.worker"]
 _POLL_SECONDS = 0.1
 _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # seconds before a restart, by the number of consecutive failures
 _KILL_SECONDS = 5.0  # after the grace period
@@ -47,7 +51,7 @@ class _Worker:
     def __init__(self, settings: Settings, listening: socket.socket, environment: dict[str, str]) -> None:
         number = listening.fileno()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dewmark_desk.worker", str(number)],
+            [*_COMMAND, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(number,),
@@ -56,14 +60,21 @@ class _Worker:
             text=True,
         )
         self.ready = threading.Event()
+        self._heard = 0.0
         assert self.process.stdin is not None
         self.process.stdin.write(settings.to_json() + "\n")
         self.process.stdin.flush()
-        threading.Thread(target=self._wait_until_ready, daemon=True).start()
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def _wait_until_ready(self) -> None:
+    @property
+    def silence(self) -> float:
+        """Seconds since a worker that was ready has last been heard; 0 before that."""
+        return time.monotonic() - self._heard if self.ready.is_set() else 0.0
+
+    def _listen(self) -> None:
         assert self.process.stdout is not None
-        if self.process.stdout.readline():
+        while self.process.stdout.readline():
+            self._heard = time.monotonic()
             self.ready.set()
 
 
@@ -122,6 +133,7 @@ class Supervisor:
                 self._hung_up.clear()
                 self._reload(environment)
             self._reap()
+            self._kill_silent()
             if any(worker.ready.is_set() for worker in self._workers):
                 self._failures = 0
                 if not announced:
@@ -165,6 +177,14 @@ class Supervisor:
                 self._leaving.remove((until, worker))
             elif time.monotonic() > until:
                 worker.process.kill()
+
+    def _kill_silent(self) -> None:
+        """Kill workers that do not answer."""
+        for worker in self._workers:
+            if worker.process.poll() is None and worker.silence > self._settings.silent_seconds:
+                _log.error("a worker does not answer", extra={"fields": {"pid": worker.process.pid}})
+                worker.process.kill()
+                worker.process.wait()
 
     def _remove(self, worker: _Worker) -> None:
         """Remove a dead worker; the next poll replaces it."""

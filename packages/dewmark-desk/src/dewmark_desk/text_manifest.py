@@ -17,7 +17,6 @@ detection removes the selectors, so a manifest changes no verdict.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import unicodedata
@@ -164,9 +163,9 @@ def read_manifest(text: str, *, roots: Path | None = None) -> Manifest:
         ):
             found = reader.get_active_manifest() or {}
             results = (reader.get_validation_results() or {}).get("activeManifest", {})
-    except c2pa.C2paError:
+            return _described(found, {each["code"] for each in results.get("failure", ())}, clean)
+    except Exception:  # noqa: BLE001 - a stranger wrote it, and signed what no library expects
         return Manifest("broken", clean)
-    return _shown(_described(found, {each["code"] for each in results.get("failure", ())}, clean))
 
 
 def read_layers(
@@ -215,6 +214,7 @@ def compared(manifest: Manifest, found: Detection, keys: Collection[str]) -> tup
 
 
 def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifest:
+    """What a manifest says; raises any exception for one of another shape."""
     data = {each["label"]: each["data"] for each in found.get("assertions", ())}
     (action, *_) = data.get("c2pa.actions.v2", {}).get("actions", []) or [{}]
     (block, *_) = data.get("c2pa.soft-binding", {}).get("blocks", []) or [{}]
@@ -225,22 +225,18 @@ def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifes
         state = "altered"
     elif failures:
         state = "untrusted"
-    return Manifest(
-        state,
-        clean,
-        signer=", ".join(filter(None, (signed.get("common_name"), signed.get("issuer")))) or None,
-        generator=" ".join(filter(None, (generator.get("name"), generator.get("version")))) or None,
-        model=action.get("softwareAgent", {}).get("name"),
-        time=signed.get("time"),
-        fingerprint=block.get("value"),
-    )
-
-
-def _shown(manifest: Manifest) -> Manifest:
-    """With names that can be shown: a certificate may call itself anything."""
-    fields = ("signer", "generator", "model", "time", "fingerprint")
-    said = {name: value for name in fields if (value := getattr(manifest, name)) is not None}
-    return dataclasses.replace(manifest, **{name: one_line(value) for name, value in said.items()})
+    said = {
+        "signer": ", ".join(filter(None, (signed.get("common_name"), signed.get("issuer")))) or None,
+        "generator": " ".join(filter(None, (generator.get("name"), generator.get("version")))) or None,
+        "model": action.get("softwareAgent", {}).get("name"),
+        "time": signed.get("time"),
+        "fingerprint": block.get("value"),
+    }
+    for value in said.values():
+        if value is not None:
+            str.encode(value)  # raises for what is no text, or no Unicode
+    # a certificate may call itself anything
+    return Manifest(state, clean, **{name: value and one_line(value) for name, value in said.items()})
 
 
 def _has_selectors(text: str) -> bool:

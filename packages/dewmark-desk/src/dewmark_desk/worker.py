@@ -1,11 +1,13 @@
 """A worker process: ``python -m dewmark_desk.worker FD``, started by the supervisor.
 
-It reads its settings from stdin, serves on the listening socket FD, which all workers share, and writes one
-line to stdout when it is ready. When stdin closes, the supervisor has died, and the worker stops.
+It reads its settings from stdin, serves on the listening socket FD, which all workers share, and writes a
+line to stdout when it is ready and every second after that. When stdin closes, the supervisor has died, and
+the worker stops.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -27,6 +29,8 @@ from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants, open_writers
 from dewmark_desk.verdicts import Examination, Query
+
+_BEAT_SECONDS = 1.0
 
 
 def open_service(settings: Settings) -> Service:
@@ -53,7 +57,7 @@ def open_service(settings: Settings) -> Service:
 
 
 class _Server(uvicorn.Server):
-    """Announces when it is ready, and tells the service when to stop."""
+    """Announces that it is ready, again and again, and tells the service when to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -61,8 +65,13 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Show that the event loop runs and has a thread to spare, without which nothing is answered."""
+        while True:
+            await self._service.in_thread(_say, "ready\n")
+            await asyncio.sleep(_BEAT_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and refuse work from now on; what was accepted since the signal is answered."""
@@ -76,6 +85,11 @@ class _Server(uvicorn.Server):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.handle_exit)
         yield
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
 
 
 def _stop_with_supervisor() -> None:

@@ -12,6 +12,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts
 from tests.desk.test_jobs import ended
 
+from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
 from dewmark_desk.store import Store, items
 from dewmark_desk.store import texts as stored_texts
@@ -94,6 +95,40 @@ class TestResults:
     )
     def test_bad_batches_are_refused(self, shared, body):
         assert shared.post("/v1/batches", json=body).status_code in (404, 422)
+
+
+@pytest.mark.parametrize("bad", [0, 3, 20])
+def test_a_job_survives_a_text_that_cannot_be_examined(client, monkeypatch, bad):
+    """Wherever it stands: the first result is stored whole, and the others by what differs from it."""
+    detect = verdicts.detect
+
+    def fails(queries, how):
+        if any(query.text == TEXTS[bad] for query in queries):
+            raise ZeroDivisionError("secret words of the text")
+        return detect(queries, how)
+
+    whole = [row for page in pages(client, run(client)) for row in page]
+    monkeypatch.setattr(verdicts, "detect", fails)
+    where = run(client)
+    rows = [row for page in pages(client, where) for row in page]
+    error = "internal error, see the service's log"
+    assert rows[bad] == {"number": bad, "id": f"t{bad}", "error": error}
+    assert [*rows[:bad], *rows[bad + 1 :]] == [*whole[:bad], *whole[bad + 1 :]]
+    assert client.get(where).json()["result"]["without_verdict"] == 1
+
+
+def run(client) -> str:
+    where = client.post("/v1/batches", json=BODY).headers["location"]
+    assert ended(client, where)["state"] == "done"
+    return where
+
+
+def test_a_store_that_fails_is_no_error_of_a_text():
+    def fails(_):
+        raise sa.exc.OperationalError("no store", None, None)
+
+    with pytest.raises(sa.exc.OperationalError):
+        job_runner._one_by_one_if_need_be(fails)([Item(0, "a"), Item(1, "b")])
 
 
 class TestLists:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import tracemalloc
 import zipfile
 import zlib
 
@@ -35,6 +36,12 @@ def packed(part: str, content: bytes, method: int = zipfile.ZIP_DEFLATED) -> byt
 
 def limit(monkeypatch, **changes: float) -> None:
     monkeypatch.setattr(documents, "LIMITS", dataclasses.replace(documents.LIMITS, **changes))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A busy machine is slow, and no fault of a file."""
+    limit(monkeypatch, patience=3600.0)
 
 
 def pdf(pages: list[list[str]]) -> bytes:
@@ -191,17 +198,37 @@ def test_pdf_becomes_running_text():
     )
 
 
-def test_pdf_that_unpacks_without_end_is_rejected():
+def test_pdf_that_unpacks_without_end_is_rejected(monkeypatch):
+    limit(monkeypatch, seconds=2.0)
     line = pdf([["A" * 100_000_000]])  # a hundred kilobytes
     assert len(line) < 200_000
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"within 2 s|too complex to read"):
         extract_text("a.pdf", line)
 
 
 def test_pdf_that_takes_too_long_is_rejected(monkeypatch):
+    """Of processor time: its parser alone takes longer to import."""
     limit(monkeypatch, seconds=0.01)
     with pytest.raises(InputError, match=r"within 0\.01 s"):
         extract_text("a.pdf", pdf([["text"]]))
+
+
+def test_a_document_that_needs_too_much_memory_is_rejected(monkeypatch):
+    """As much text as the other limits allow, in less memory than it takes."""
+    limit(monkeypatch, characters=40_000_000, memory=1 << 30)
+    long = docx(f"<w:p><w:r><w:t>{'a' * 40_000_000}</w:t></w:r></w:p>")
+    assert len(extract_text("a.docx", long)) == 40_000_000
+    limit(monkeypatch, memory=64 << 20)
+    with pytest.raises(InputError, match="too complex"):
+        extract_text("a.docx", long)
+
+
+def test_an_encrypted_archive_is_called_one():
+    data = bytearray(docx("<w:p/>"))
+    for place in (6, data.index(b"PK\x01\x02") + 8):  # the flags, here and in the directory
+        data[place] |= 1
+    with pytest.raises(InputError, match="is encrypted or unusually compressed"):
+        docx_text(bytes(data), LIMITS)
 
 
 def test_paragraphs_headings_and_east_asian_lines():
@@ -261,6 +288,18 @@ def test_western_text_that_is_not_utf8(data, text):
 def test_text_in_other_encodings_is_refused_not_garbled(data):
     with pytest.raises(InputError, match="save it as UTF-8"):
         plain_text(data)
+
+
+@pytest.mark.parametrize("data", [b"\xe9", b"\xc3\xa9", b"a\xe9", b"\xc3\xa9\xe9 "])
+def test_a_long_file_is_looked_at_without_an_object_for_every_byte(data):
+    """Which kept all other threads waiting for seconds."""
+    data *= (1 << 20) // len(data)
+    tracemalloc.start()
+    try:
+        documents._is_western(data)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_open_document_is_read_in_order():

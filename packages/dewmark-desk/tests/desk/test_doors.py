@@ -9,7 +9,8 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_text, plain_text
 from tests.desk.test_processes import until
 
-from dewmark_desk.examining import seed_of
+from dewmark_desk import examining
+from dewmark_desk.examining import seeds_of
 from dewmark_desk.routes.openai import ChatRequest, CompletionRequest
 from dewmark_desk.settings import Settings
 
@@ -109,14 +110,14 @@ def test_seeds_repeat_a_request_and_nothing_else(writing):
     assert written() == written()
     assert written(seed=8) != written()
     seeds = {
-        seed_of(b"secret", {"prompt": prompt, "seed": 7, "temperature": heat}, index)
+        seed
         for prompt in ("a", "b")
         for heat in (0.7, 1.0)
-        for index in range(2)
+        for seed in seeds_of(b"secret", {"prompt": prompt, "seed": 7, "temperature": heat}, 2)
     }
     assert len(seeds) == 8  # the same seed of another request is another seed, and so another member
-    assert seed_of(b"other", {"prompt": "a", "seed": 7}, 0) != seed_of(
-        b"secret", {"prompt": "a", "seed": 7}, 0
+    assert seeds_of(b"other", {"prompt": "a", "seed": 7}, 1) != seeds_of(
+        b"secret", {"prompt": "a", "seed": 7}, 1
     )
 
 
@@ -158,3 +159,11 @@ def test_batches_look_for_retired_keys(open_service):
     until(lambda: client.get(f"/v1/jobs/{job}").json()["state"] == "done")
     (row,) = client.get(f"/v1/jobs/{job}/results").json()["results"]
     assert (row["verdict"], row["tenant"]) == ("marked", "acme@2025")
+
+
+def test_a_request_is_hashed_once(monkeypatch):
+    """For all its texts: its schema may be long."""
+    seen = []
+    monkeypatch.setattr(examining.json, "dumps", lambda value, **_: seen.append(value) or "said")
+    assert len(set(seeds_of(b"secret", {"prompt": "a"}, 64))) == 64
+    assert seen == [{"prompt": "a"}]

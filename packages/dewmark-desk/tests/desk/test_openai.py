@@ -23,7 +23,8 @@ COMMON = {"model": "tiny", "max_tokens": 40, "seed": 7}
 def given_seeds(monkeypatch):
     """The service writes with the seeds that it is given, so that its texts are the library's."""
     monkeypatch.setattr(
-        "dewmark_desk.routes.openai.seed_of", lambda _, said, i: int(str(said["seed"]), 16) + i
+        "dewmark_desk.routes.openai.seeds_of",
+        lambda _, said, count: [int(str(said["seed"]), 16) + i for i in range(count)],
     )
 
 

@@ -14,7 +14,9 @@ from dewmark.errors import ConfigError
 
 llguidance = pytest.importorskip("llguidance")
 
-from dewmark_desk.structured_output import GrammarSession, constrained, grammar_of  # noqa: E402
+from dewmark_desk import json_grammar, structured_output  # noqa: E402
+from dewmark_desk.json_grammar import grammar_of  # noqa: E402
+from dewmark_desk.structured_output import GrammarSession, constrained  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -22,6 +24,9 @@ SCHEMA = {
     "required": ["name", "count"],
     "additionalProperties": False,
 }
+
+
+START = torch.zeros((1, 1), dtype=torch.long)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +63,64 @@ def test_random_hosts_write_what_the_schema_asks_for(letters, temperature):
 
 
 def test_a_schema_that_makes_no_sense_is_one_line():
-    with pytest.raises(ConfigError, match="response_format"):
-        grammar_of({"type": "no such type"})
+    for schema in ({"type": "no such type"}, {"patternProperties": 7}, {"type": "string", "pattern": "("}):
+        with pytest.raises(ConfigError, match="^response_format: ") as caught:
+            grammar_of(schema)
+        assert "\n" not in str(caught.value)
+
+
+EXPLODES = {"type": "string", "allOf": [{"pattern": f".*{each}.{{30}}"} for each in "abcdefghijklmnopqrst"]}
+
+
+def test_a_schema_that_does_not_end_ends_in_its_child(monkeypatch, open_service):
+    monkeypatch.setattr(json_grammar, "SECONDS", 0.7)
+    with pytest.raises(ConfigError, match="response_format: the schema takes too long or too much memory"):
+        grammar_of(EXPLODES)
+    form = {"type": "json_schema", "json_schema": {"schema": EXPLODES}}
+    asked = {"model": "tiny", "prompt": "the old bridge", "response_format": form}
+    said = open_service(generates=True).post("/v1/completions", json=asked)
+    assert said.status_code == 422
+    assert "takes too long" in said.text
+
+
+def nested(depth):
+    return {"type": "array", "items": nested(depth - 1)} if depth > 1 else {"type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"description": "a" * json_grammar.MAX_BYTES}, "65,5.. bytes: give at most 65,536"),
+        (nested(json_grammar.MAX_DEPTH + 1), "more than 32 deep"),
+        ({"allOf": [{"pattern": "a"}] * 33}, "33 patterns: give at most 32"),
+        ({"patternProperties": {str(i): {} for i in range(33)}}, "33 patterns"),
+    ],
+)
+def test_schemas_are_bounded_before_they_are_compiled(monkeypatch, schema, said):
+    monkeypatch.setattr(json_grammar, "_compiled", None)
+    with pytest.raises(ConfigError, match=f"^tools: the schema .*{said}"):
+        grammar_of(schema, what="tools")
+
+
+def test_schemas_at_the_bounds_are_compiled():
+    assert grammar_of(nested(json_grammar.MAX_DEPTH))
+    assert grammar_of({"anyOf": [{"type": "string", "pattern": "^a$"}] * 32})
+
+
+def test_a_matcher_that_grows_too_large_is_an_error_and_not_half_an_answer(letters, monkeypatch):
+    monkeypatch.setattr(structured_output, "_MAX_STATES", 200)
+    tokenizer, end = letters
+    guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=end)
+    grammar = grammar_of({"type": "string", "pattern": ".*a.{30}"})
+    session = GrammarSession(grammar, guide, None, START, seeds=[1])
+    ids, quote = START, tokenizer.encode('"').ids[0]
+    generator = torch.Generator().manual_seed(7)
+    with pytest.raises(ConfigError, match="too many states"):
+        for step in range(300):
+            logits = torch.full((1, tokenizer.get_vocab_size()), -30.0)
+            few = [quote] if step == 0 else [tokenizer.encode(each).ids[0] for each in "abcdefgh"]
+            logits[0, few] = torch.randn(len(few), generator=generator)
+            ids = torch.cat((ids, session.choose(ids, logits, Decoding())[0][:, None]), dim=1)
 
 
 def test_hosts_that_cannot_write_json_say_so(open_service):

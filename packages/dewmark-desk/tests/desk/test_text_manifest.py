@@ -9,7 +9,9 @@ import html
 import io
 import json
 import quopri
+import random
 import unicodedata
+from types import SimpleNamespace
 from urllib.parse import quote, unquote
 
 import pytest
@@ -22,8 +24,9 @@ from dewmark import Key
 from dewmark.errors import ConfigError
 from dewmark.opening import load_scheme
 from dewmark.types import Verdict
+from dewmark_desk import text_manifest
 from dewmark_desk.tenants import example_text, unmarked_text
-from dewmark_desk.text_manifest import Provider, compared, read_manifest, sign_text
+from dewmark_desk.text_manifest import Manifest, Provider, compared, read_manifest, sign_text
 
 c2pa = pytest.importorskip("c2pa")
 c2pa_text = pytest.importorskip("c2pa_text")
@@ -197,6 +200,99 @@ TAMPERING = {
 def test_ten_kinds_of_tampering(kind, signed, providers):
     change, state = TAMPERING[kind]
     assert read_manifest(change(signed, providers), roots=providers["us"][1]).state == state
+
+
+CREATED = {
+    "action": "c2pa.created",
+    "digitalSourceType": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
+    "softwareAgent": "a string",
+}
+
+
+def with_a_string_as_agent(provider, text):
+    """Validly signed, and of a shape that this library never writes."""
+    actions = {"label": "c2pa.actions.v2", "data": {"actions": [CREATED]}}
+    claim = {
+        "claim_generator_info": [{"name": "x"}],
+        "format": "text/plain",
+        "assertions": [actions],
+    }
+    with c2pa.Builder(json.dumps(claim)) as builder, provider.signer() as signer:
+        builder.set_no_embed()
+        made = builder.sign(signer, "text/plain", io.BytesIO(text.encode()), io.BytesIO())
+    return text + c2pa_text.encode_wrapper(made)
+
+
+def test_a_validly_signed_manifest_of_another_shape_is_broken(us):
+    found = read_manifest(with_a_string_as_agent(us[0], "Some text."), roots=us[1])
+    assert found == Manifest("broken", "Some text.")
+
+
+ANYTHING = (None, True, 7, -0.5, "text", "\ud800", [], {}, [None], ["a"], [[]], [{}], {"name": 1}, {"a": "b"})
+
+
+def places(value, path=()):
+    """The paths to all parts of a JSON value."""
+    yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, below in inside:
+        yield from places(below, (*path, name))
+
+
+def replaced(value, path, other):
+    """A copy with another value at a path."""
+    if not path:
+        return other
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], other)
+    return copy
+
+
+def test_a_manifest_may_say_anything_anywhere(signed, us, monkeypatch):
+    """Each part of what the library reads, in turn, is of each type; and many parts at once."""
+    data, clean = c2pa_text.extract_manifest(signed)
+    with c2pa.Reader("text/plain", io.BytesIO(clean.encode()), data) as reader:
+        real = [reader.get_active_manifest(), reader.get_validation_results()]
+    real[1]["activeManifest"]["success"] = []  # of which nothing is read
+    told = list(real)
+
+    class Reader:  # finding and verifying the real one takes 10 ms
+        def __init__(self, *_, **__):
+            pass
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+        get_active_manifest = lambda _: told[0]  # noqa: E731
+        get_validation_results = lambda _: told[1]  # noqa: E731
+
+    library = SimpleNamespace(Reader=Reader, Context=Reader, Settings=c2pa.Settings, C2paError=c2pa.C2paError)
+    monkeypatch.setattr(text_manifest, "_c2pa", lambda: library)
+    monkeypatch.setattr(c2pa_text, "extract_manifest", lambda _: (data, clean))
+    (judged,) = load_scheme(KEY).detect_batch([unmarked_text()])
+    assert read_manifest(signed, roots=us[1]).model == "tiny"
+
+    def check():
+        found = read_manifest(signed, roots=us[1])
+        json.dumps(dataclasses.asdict(found), ensure_ascii=False).encode()
+        said = (found.signer, found.generator, found.model, found.time, found.fingerprint)
+        assert all(value is None or isinstance(value, str) for value in said)
+        compared(found, dataclasses.replace(judged, verdict=Verdict.MARKED), [KEY.fingerprint])
+        return found.state
+
+    states = set()
+    for path in places(real):
+        for other in ANYTHING if path else ():
+            told[:] = replaced(real, path, other)
+            states.add(check())
+    assert states == {"trusted", "untrusted", "broken", "altered"}
+    chosen = random.Random(7)
+    for _ in range(200):
+        changed = real
+        for _ in range(3):
+            paths = [path for path in places(changed) if path]
+            changed = replaced(changed, chosen.choice(paths), chosen.choice(ANYTHING))
+        told[:] = changed
+        check()
 
 
 def test_a_manifest_changes_no_verdict(signed):

@@ -33,8 +33,9 @@ from dewmark.policy import Policy
 from dewmark.scheme import check_text
 from dewmark.storage import append_jsonl
 from dewmark.watermark import DEFAULT_DECODING
+from dewmark_desk import json_grammar
 from dewmark_desk.api_tokens import Caller, Scope
-from dewmark_desk.examining import seed_of
+from dewmark_desk.examining import seeds_of
 from dewmark_desk.generation import GenerationRequest, TextGenerator, TextStream
 from dewmark_desk.http_errors import INTERNAL, ApiError, error_body
 from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
@@ -50,7 +51,6 @@ from dewmark_desk.routes.tool_calls import (
     tool_call,
 )
 from dewmark_desk.service import Service
-from dewmark_desk.structured_output import grammar_of
 from dewmark_desk.text_manifest import SignedAnswers
 
 router = APIRouter(prefix="/v1", tags=["generation"], route_class=GuardedRoute)
@@ -79,7 +79,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 class _Schema(Strict):
     name: str | None = Field(None, max_length=64)
-    description: str | None = None
+    description: str | None = Field(None, max_length=4000)
     strict: bool | None = None
     schema_: Json = Field(alias="schema")
 
@@ -95,7 +95,9 @@ class _Format(Strict):
         if self.type == "json_schema" and self.json_schema is None:
             raise ApiError(422, "invalid_request", "response_format.json_schema: give the schema")
         try:
-            return grammar_of({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
+            return json_grammar.grammar_of(
+                {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+            )
         except MissingExtraError as error:
             raise ApiError(422, "invalid_request", f"response_format: {error}") from None
 
@@ -225,9 +227,10 @@ async def chat_completions(
         {"role": "user" if message.role == "tool" else message.role, "content": message.text}
         for message in body.messages
     ]
-    _check_size([message["content"] for message in messages], service)
-    if functions := body.functions:
-        told = description(functions)
+    functions = body.functions
+    told = await service.in_thread(description, functions) if functions else ""
+    _check_size([*(message["content"] for message in messages), told], service)
+    if told:
         if messages[0]["role"] == "system":
             told = f"{messages.pop(0)['content']}\n\n{told}"
         messages.insert(0, {"role": "system", "content": told})
@@ -260,22 +263,20 @@ async def _respond(
     decoding = body.decoding(tokens, generator.chat.decoding if kind == "chat" else DEFAULT_DECODING)
     said = {**body.model_dump(exclude={"stream", "stream_options", "user", "mark"}), "tenant": tenant}
     said["seed"] = secrets.token_hex(16) if body.seed is None else body.seed
-    grammar = None if body.response_format is None else await service.in_thread(body.response_format.grammar)
-    if calls := isinstance(body, ChatRequest) and bool(body.functions):
-        if grammar is not None:
-            raise ApiError(422, "invalid_request", "give either tools or a response_format")
-        grammar = await service.in_thread(grammar_of_tools, body.functions, body.tool_choice)
+    calls = isinstance(body, ChatRequest) and bool(body.functions)
+    grammar = await _grammar(body, service, caller)
     exempt = _exempt(body, decoding, tenant, service)
     unsigned = body.response_format is not None and body.response_format.type != "text"
     signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
     if grammar is not None and decoding.temperature == 0.0:
         decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
+    seeds = await service.in_thread(seeds_of, service.seed_secret, said, len(each))
     wanted = [
         GenerationRequest(
             prompt,
             tenant,
-            seed=seed_of(service.seed_secret, said, i),
+            seed=seed,
             decoding=decoding,
             stop=body.stops,
             payload=body.payload,
@@ -284,7 +285,7 @@ async def _respond(
             exempt=exempt,
             grammar=grammar,
         )
-        for i, prompt in enumerate(each)
+        for prompt, seed in zip(each, seeds, strict=True)
     ]
     request.state.marked = exempt is None
 
@@ -327,6 +328,25 @@ async def _respond(
     ]
     answer = {**head, "choices": choices, "usage": _usage(prompt_tokens, streams)}
     return JSONResponse(await service.in_thread(signed.whole, answer))
+
+
+async def _grammar(body: CompletionRequest | ChatRequest, service: Service, caller: Caller) -> str | None:
+    """What the answers must look like, or None. A schema counts as a request, as it takes a process."""
+    form = body.response_format
+    make: list[Callable[[], str | None]] = []
+    if form is not None and form.type != "text":
+        make.append(form.grammar)
+    if isinstance(body, ChatRequest) and body.functions:
+        make.append(functools.partial(grammar_of_tools, body.functions, body.tool_choice))
+    if not make:
+        return None
+    if len(make) > 1:
+        raise ApiError(422, "invalid_request", "give either tools or a response_format")
+    async with service.charged(caller, 0, requests=1):
+        found: list[str | None] = await service.uploads.run(
+            lambda some: [each() for each in some], make, owner=caller.id, cost=json_grammar.SECONDS
+        )
+    return found[0]
 
 
 async def _events(

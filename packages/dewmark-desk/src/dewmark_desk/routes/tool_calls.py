@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dewmark.errors import MissingExtraError
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.structured_output import grammar_of, object_schema
+from dewmark_desk.json_grammar import grammar_of, object_schema
 
 Json = dict[str, Any]
 

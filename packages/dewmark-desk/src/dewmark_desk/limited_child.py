@@ -1,0 +1,102 @@
+"""A function in a process of its own, with limited processor time and memory and at low priority.
+
+What a stranger sends may keep a parser busy for hours or make it take all memory; the worker that answers
+everybody's requests must not be where that happens. `run` starts this module as a program, which limits
+itself, calls one function with the bytes it is given, and writes what that returns.
+
+Time is processor time: a machine that is busy with other work is no fault of the file. Boundary: it knows
+nothing about what the functions do. It blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib import import_module
+
+from dewmark.errors import DewmarkError, InputError
+
+_NICENESS = 10  # requests go before what strangers have parsed
+_REJECTED = 3  # exit code of a child that wrote a message for the user
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a child process may use."""
+
+    seconds: float
+    """Processor time."""
+    memory: int
+    """Bytes of its own."""
+    patience: float = 60.0
+    """Seconds for which it is waited, on a machine that is busy with other work."""
+    writes: bool = False
+    """Whether it may write files."""
+
+
+def run(function: str, *arguments: str, data: bytes, bounds: Bounds) -> bytes:
+    """What ``MODULE:FUNCTION`` makes of the data and the arguments; a list of processes shows the latter.
+
+    Raises `InputError` with its own message, `TimeoutError` if its time is up, and `ChildProcessError` if it
+    failed in another way, such as for want of memory.
+    """
+    limits = f"{bounds.seconds!r} {bounds.memory} {int(bounds.writes)}"
+    command = [sys.executable, "-P", "-m", "dewmark_desk.limited_child", limits, function, *arguments]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=bounds.patience, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    if done.returncode == _REJECTED:
+        raise InputError(done.stderr.decode("utf-8", "replace").strip())
+    if done.returncode == -signal.SIGPROF:
+        raise TimeoutError
+    if done.returncode != 0:
+        raise ChildProcessError(done.returncode)
+    return done.stdout
+
+
+def _limit(seconds: float, memory: int, *, writes: bool) -> None:
+    """Limit this process; signals end it when its time is up."""
+    import resource
+
+    os.nice(_NICENESS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    hard = math.ceil(seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not writes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _end_with(parent: int) -> None:
+    """End when the worker has died: nobody reads the answer."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)
+
+
+def main(limits: str, function: str, *arguments: str) -> int:
+    """The child process. Exit code 3 comes with a message for the user on stderr."""
+    seconds, memory, writes = limits.split()
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    _limit(float(seconds), int(memory), writes=writes == "1")
+    module, _, name = function.partition(":")
+    try:
+        made: bytes = getattr(import_module(module), name)(sys.stdin.buffer.read(), *arguments)
+    except DewmarkError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REJECTED
+    sys.stdout.buffer.write(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

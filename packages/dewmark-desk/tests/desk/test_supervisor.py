@@ -1,0 +1,57 @@
+"""The supervisor's care for its workers, which are small programs here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+
+import pytest
+
+from dewmark_desk import supervisor
+from dewmark_desk.settings import Settings
+from dewmark_desk.supervisor import Supervisor, listen
+
+# The first worker falls silent; the others say that they are alive.
+PROGRAM = """
+import pathlib, sys, time
+first = pathlib.Path(sys.argv[1])
+silent = not first.exists()
+first.touch()
+while True:
+    print("ready", flush=True)
+    time.sleep(3600 if silent else 0.05)
+"""
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    """A supervisor of one such worker."""
+    program = tmp_path / "worker.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(tmp_path / "first")]
+    monkeypatch.setattr(supervisor, "_COMMAND", command)
+    settings = Settings(detectors=(("acme", "nowhere"),), silent_seconds=2.0, grace_seconds=0)
+    with listen("127.0.0.1", 0) as listening:
+        made = Supervisor(settings, listening)
+        thread = threading.Thread(target=made.run, args=[lambda: None])
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join()
+
+
+def test_a_worker_that_does_not_answer_is_replaced(running, caplog):
+    def until(condition):
+        while not condition():
+            time.sleep(0.05)
+
+    with caplog.at_level(logging.WARNING, "dewmark_desk"):
+        until(lambda: running.pids)
+        (silent,) = running.pids
+        until(lambda: running.pids and running.pids != [silent])
+        until(lambda: "a worker died" in caplog.messages)
+        assert caplog.messages[:2] == ["a worker does not answer", "a worker died"]
