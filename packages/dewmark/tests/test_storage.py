@@ -197,6 +197,11 @@ class TestBundles:
             with pytest.raises(ArtifactError, match=r"is not a dewmark table: it has no bundle\.json"):
                 storage.load_bundle(path)
 
+    def test_arrays_are_stored_row_by_row(self, tmp_path):
+        """Whatever their order in memory: sums over rows round by it."""
+        storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.asfortranarray(np.ones((3, 4)))})
+        assert storage.load_bundle(tmp_path / "b").arrays["x"].flags.c_contiguous
+
     def test_object_arrays_are_rejected_both_ways(self, bundle, tmp_path):
         with pytest.raises(ValueError, match="allow_pickle"):
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.array([{}, []], dtype=object)})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import pickle
 from pathlib import Path
 
@@ -99,6 +101,8 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
     assert scored == [0, 10, 20]
     with pytest.raises(ConfigError, match=r"fpr is 0\.01 and not 0\.05"):
         run(DetectorSpec(detector=detector, fpr=0.05))
+    with pytest.raises(ConfigError, match="attempts is 1 and not 2"):
+        run(DetectorSpec(detector=detector, attempts=2))
     with pytest.raises(ConfigError, match="block_size is 10 and not 7"):
         run(detector, block_size=7)
     # a kill may also have cut the last block short
@@ -108,6 +112,29 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
     assert read(made) == expected
     with pytest.raises(StorageError, match="exists already and is not overwritten"):
         run(detector)
+
+
+def test_everything_that_decides_the_rows_identifies_a_run(detector, jsonl, tmp_path):
+    """No field of a spec can change without making another run."""
+    given = write_jsonl(tmp_path / "given", [])
+    options = {
+        "fpr": 0.05,
+        "test": "key",
+        "tokens": True,
+        "calibration": given,
+        "passages": True,
+        "coverage": True,
+        "attempts": 2,
+        "roots": given,
+    }
+    opened = {"keys", "detector", "host", "scheme", "settings", "translate_back", "reader"}  # Scorer.identity
+    assert {each.name for each in dataclasses.fields(DetectorSpec)} == opened | options.keys()
+    source, spec = open_source(str(jsonl)), DetectorSpec(detector=detector)
+    runs = [
+        detecting._identity(source, dataclasses.replace(spec, **changed), 10)
+        for changed in ({}, *({name: value} for name, value in options.items()))
+    ]
+    assert all(one != other for one, other in itertools.combinations(runs, 2))
 
 
 def test_a_changed_input_is_not_resumed(detector, jsonl, tmp_path, monkeypatch):

@@ -156,6 +156,21 @@ def test_the_rate_of_this_key_is_bounded(r: float, texts: int) -> None:
     assert np.std(errors) < max(prior.std(), 0.005)
 
 
+def test_r_that_texts_do_not_exclude_is_two_standard_errors_higher() -> None:
+    assert one_key.Correlation(0.1, 0.05).upper == pytest.approx(0.2)
+    assert one_key.Correlation(-0.2, 0.05).upper == 0.0
+    assert one_key.Correlation(0.5, 1.0).upper < 1.0
+
+
+def test_z_that_vary_as_they_do_over_keys_leave_the_spread_there() -> None:
+    """Unrelated texts: the prior of the spread is 1, and the sample variance of these z, too."""
+    for z in ([-1.0, 0.0, 1.0], [0.5, -0.5, 1.5, 0.5 - math.sqrt(2.0)]):
+        values = np.array(z) / np.std(z, ddof=1)
+        law = one_key.key_on_kind(values, np.eye(len(z), dtype=np.float32))
+        assert (law.mean, law.sd) == (0.0, 0.0)
+        assert law.spread == pytest.approx(1.0, abs=1e-9)
+
+
 def test_copies_do_not_narrow_the_bound() -> None:
     base = kind(20, 0.1)
     z = np.random.default_rng(6).normal(size=20)
