@@ -46,9 +46,9 @@ class TestAtomicWrite:
     def test_an_error_keeps_the_old_file(self, tmp_path):
         path = tmp_path / "file"
         path.write_bytes(b"old")
-        with pytest.raises(KeyboardInterrupt), storage.atomic_write(path) as stream:
+        with pytest.raises(KeyboardInterrupt, match="halfway"), storage.atomic_write(path) as stream:
             stream.write(b"new")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("halfway")
         assert path.read_bytes() == b"old"
         assert names(tmp_path) == ["file"]
 
@@ -207,7 +207,7 @@ class TestBundles:
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.array([{}, []], dtype=object)})
         assert not (tmp_path / "b").exists()
         np.save(bundle / "Q.npy", np.array([{}], dtype=object), allow_pickle=True)
-        with pytest.raises(ArtifactError):
+        with pytest.raises(ArtifactError, match=r"Q\.npy is .*make it again"):
             storage.load_bundle(bundle, verify=False)
 
     def test_numpy_s_error_for_a_full_disk_is_recognised(self, tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
 
         def one(block):
             if len(scored) == 3:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("after three blocks")
             scored.append(block.first)
             return work(block)
 
@@ -95,7 +95,7 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
     run = functools.partial(detect_file, jsonl, made, block_size=10)
     with monkeypatch.context() as patch:
         patch.setattr(ScoringWorker, "work_with", counted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="after three blocks"):
             run(detector)
     assert not made.exists()
     assert scored == [0, 10, 20]
@@ -140,7 +140,7 @@ def test_everything_that_decides_the_rows_identifies_a_run(detector, jsonl, tmp_
 def test_a_changed_input_is_not_resumed(detector, jsonl, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(detecting, "_write", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError, match="division by zero"):
             detect_file(jsonl, tmp_path / "out.jsonl", detector)
     write_jsonl(jsonl, ROWS[:-1])
     with pytest.raises(ConfigError, match="bytes"):
