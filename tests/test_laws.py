@@ -1,8 +1,8 @@
 """What every door promises alike, tested once over all doors of the library and the commands.
 
-A door is a way to ask: a method, a function, a command with its options, a file of rows. Corrections are those
-of all that was looked at; a prompt stays with its text; nothing written holds a secret; and a text is what the
-policy and the rotation of its key say. Models and the lexicon are tiny, so that one process tests all doors.
+A door is a way to ask: a method, a function, a command with its options, a file of rows. P-values are
+corrected for all that was looked at; a prompt stays with its text; nothing written holds a secret; and a text
+is what the policy and the rotation of its key say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.batch.many import read, write_jsonl
 from tests.command_line import tiny  # noqa: F401 - fixture
 
 import dewmark
-from dewmark.batch import DetectorSpec, TextWriter, detect_file, detecting, generate_file, open_source
+from dewmark.batch import DetectorSpec, TextWriter, detect_file, generate_file, open_source
 from dewmark.batch.detecting import ScoringWorker
 from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
@@ -35,7 +35,7 @@ from dewmark.verdict import DEFAULT_FPR
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-TEXTS = 4
+TEXTS = 3
 PLAIN = Key(bytes(range(32)))
 RING = Key(bytes(range(1, 33)), members=3)
 PAYLOADS = Key(bytes(range(2, 34)), members=4, payload_bits=2)
@@ -50,6 +50,14 @@ ROTATED = Key(
 )
 KEYS = {"plain": PLAIN, "ring": RING, "payloads": PAYLOADS, "rotated": ROTATED}
 Answer = tuple[str, float]
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What all tests of this file cache together, which takes seconds to make."""
+    folder = tmp_path_factory.getbasetemp() / "laws"
+    monkeypatch.setenv("DEWMARK_CACHE", str(folder))
+    return folder
 
 
 @functools.cache
@@ -109,8 +117,8 @@ def agree(found: list, expected: list[float]) -> None:
 
 @functools.cache
 def likely_texts(name: str) -> tuple[str, ...]:
-    """Of 60 unmarked texts those with the smallest p-values under a key, which corrections change most."""
-    texts = random_texts(60, 100, seed=len(name))
+    """Of 40 unmarked texts those with the smallest p-values under a key, which corrections change most."""
+    texts = random_texts(40, 80, seed=len(name))
     found = dewmark.load_scheme(KEYS[name]).detect_batch(texts)
     order = np.argsort([each.p_value for each in found])[:TEXTS]
     return tuple(texts[i] for i in order)
@@ -127,7 +135,7 @@ def files_of(texts: list[str], folder: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", ["plain", "payloads", "rotated"])
 def test_every_door_pays_for_uses_epochs_and_attempts(name, command, tmp_path) -> None:
     key, texts = KEYS[name], list(likely_texts(name))
     once = [best_alone(key, text) for text in texts]
@@ -142,44 +150,46 @@ def test_every_door_pays_for_uses_epochs_and_attempts(name, command, tmp_path) -
     agree(detect_texts(detector.scheme, texts), once)
     agree([each.best for each in dewmark.identify(texts, [key])], once)
     rows, files = rows_of(texts, tmp_path), files_of(texts, tmp_path)
-    sources = ("--key", tmp_path / "the.key"), ("--detector", tmp_path / "detector")
-    for number, tried in enumerate((1, 3)):
+    for i, (source, given, tried) in enumerate(
+        (
+            ("--key", files, 3),
+            ("--key", ["--jsonl", rows], 1),
+            ("--key", ["--jsonl", rows], 3),
+            ("--detector", files, 1),
+            ("--detector", ["--jsonl", rows], 3),
+        )
+    ):
+        asked = source, tmp_path / {"--key": "the.key", "--detector": "detector"}[source], "--attempts", tried
         expected = [tried * p for p in once]
-        for given in sources:
-            asked = ("detect", *given, "--attempts", tried)
-            agree(command(*asked, *files), expected)
-            agree(command(*asked, "--jsonl", rows), expected)
-            out = tmp_path / f"{given[0]}{number}.jsonl"
-            command(*asked, "--jsonl", rows, "--out", out)
-            agree(read(out), expected)
-        spec = DetectorSpec(keys=(tmp_path / "the.key",), attempts=tried)
-        detect_file(rows, tmp_path / f"{number}.jsonl", spec, block_size=3)
-        agree(read(tmp_path / f"{number}.jsonl"), expected)
+        agree(command("detect", *asked, *given), expected)
+        if given != files:
+            command("detect", *asked, *given, "--out", tmp_path / f"{i}.jsonl")
+            agree(read(tmp_path / f"{i}.jsonl"), expected)
+    spec = DetectorSpec(keys=(tmp_path / "the.key",), attempts=3)
+    detect_file(rows, tmp_path / "out.jsonl", spec, block_size=2)
+    agree(read(tmp_path / "out.jsonl"), [3 * p for p in once])
 
 
 def test_every_door_pays_for_keys(command, tmp_path) -> None:
     texts = [likely_texts(name)[0] for name in KEYS]
     alone = np.array([[best_alone(key, text) for key in KEYS.values()] for text in texts])
     once = (1.0 - (1.0 - alone.min(axis=1)) ** len(KEYS)).tolist()
+    assert max(once) < 1 / 2
     folder = tmp_path / "keys"
     for name, key in KEYS.items():
         key.save(folder / f"{name}.key")
     files, rows = files_of(texts, tmp_path), rows_of(texts, tmp_path)
     agree([each.best for each in dewmark.identify(texts, list(KEYS.values()))], once)
     each_key = [part for name in KEYS for part in ("--key", folder / f"{name}.key")]
-    for given in (["--keys", folder], each_key):
-        for tried in (1, 2):
-            expected = [min(tried * p, 1.0) for p in once]
-            found = command("detect", *given, "--attempts", tried, *files)
-            agree(found, expected)
-            assert [row["keys"] for row in found] == [len(KEYS)] * len(texts)
-            own = [row["p_value_of_key"] for row in found]
-            assert own == pytest.approx(alone.min(axis=1).tolist(), rel=1e-3)
-            agree(command("detect", *given, "--attempts", tried, "--jsonl", rows), expected)
-    for number, tried in enumerate((1, 2)):
-        out = tmp_path / f"{number}.jsonl"
+    for tried, given, asked in ((1, ["--keys", folder], files), (2, each_key, ["--jsonl", rows])):
+        found = command("detect", *given, "--attempts", tried, *asked)
+        agree(found, [tried * p for p in once])
+        assert [row["keys"] for row in found] == [len(KEYS)] * len(texts)
+        own = [row["p_value_of_key"] for row in found]
+        assert own == pytest.approx(alone.min(axis=1).tolist(), rel=1e-3)
+        out = tmp_path / f"{tried}.jsonl"
         detect_file(rows, out, DetectorSpec(keys=(folder,), attempts=tried), block_size=3)
-        agree(read(out), [min(tried * p, 1.0) for p in once])
+        agree(read(out), [tried * p for p in once])
 
 
 # Prompts stay with their texts
@@ -259,7 +269,7 @@ def test_prompts_stay_with_their_texts_in_every_door(command, tmp_path, monkeypa
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:
-    """A secret as a file could hold it: raw, in hex, in base64 wherever it begins, and as Python prints it."""
+    """A secret as a file could hold it: raw, in hex, in base64 wherever it begins, as Python prints it."""
     yield from (secret, secret.hex().encode(), secret.hex().upper().encode())
     for before in range(3):
         whole = base64.b64encode(bytes(before) + secret)
@@ -320,9 +330,9 @@ def test_no_file_no_output_and_no_log_holds_a_secret(tmp_path, monkeypatch, caps
         run("detect", *mine, "--jsonl", rows, "--out", files / f"{name}.jsonl", "--tokens")
         run("detect", *mine, files_of(texts, files)[0], "--html", files / f"{name}.html")
         run("calibrate", *mine, "--negatives", rows, "--out", files / f"{name} calibration.json")
-        written = ("--out", files / f"{name} texts.jsonl", "--seed", 1, "--max-new-tokens", 12, "--continue")
-        run("generate", *mine, "--prompts", prompts, *written)
-        if name != "payloads":
+        written = ("--out", files / f"{name} texts.jsonl", "--seed", 1, "--max-new-tokens", 4, "--continue")
+        if name in ("plain", "rotated"):
+            run("generate", *mine, "--prompts", prompts, *written)
             run("audit", *mine, "--negatives", rows, "--out", files / f"{name} audit.json")
         worker = ScoringWorker(open_source(str(rows)), DetectorSpec(keys=(keys / f"{name}.key",)), {})
         (files / f"{name} worker").write_bytes(pickle.dumps(worker))
@@ -345,18 +355,22 @@ def test_no_file_no_output_and_no_log_holds_a_secret(tmp_path, monkeypatch, caps
         for i in range(len(KEYS[name].retired) + 1)
         if name != "plain"
     }
-    assert held == dict.fromkeys(own, {TURNS})
+    assert held == {name: {TURNS} for name in own}
     assert not secrets.found_in((printed + caplog.text).encode())
 
 
 # A text is what is said of it
 
 
-def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command, *, tokens: int = 24) -> str:
+LENGTH = 6  # tokens of a text
+
+
+def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command) -> str:
     """The text that a key writes with a seed under a policy, the same in every door."""
     folder.mkdir()
     key.save(folder / "the.key")
-    prompt, seed, decoding = "the old bridge", 5, Decoding(max_new_tokens=tokens, min_new_tokens=tokens)
+    prompt, seed = "the old bridge", 5
+    decoding = Decoding(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
     settings = {"alpha": 1.0}
     (folder / "policy.json").write_text(json.dumps(policy), encoding="utf-8")
     left_out = None if policy is None else Policy(**policy)
@@ -371,7 +385,7 @@ def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command, *
         assert read(folder / f"{name}.jsonl")[1]["text"] == text
     given = ["--key", folder / "the.key", "--set", "alpha=1.0", "--continue"]
     given += [] if policy is None else ["--policy", folder / "policy.json"]
-    given += ["--max-new-tokens", tokens, "--min-new-tokens", tokens]
+    given += ["--max-new-tokens", LENGTH, "--min-new-tokens", LENGTH]
     (row,) = command("generate", *given, "--prompt", prompt, "--seed", seed)
     assert row["text"] == text
     command("generate", *given, "--prompts", asked, "--out", folder / "cli.jsonl", "--seed", seed - 1)
@@ -381,14 +395,8 @@ def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command, *
 
 @pytest.mark.parametrize(
     ("policy", "spared", "marked"),
-    [
-        (None, False, True),
-        ({}, False, True),
-        ({}, True, False),
-        ({"least_tokens": 24}, False, True),
-        ({"least_tokens": 25}, False, False),
-    ],
-    ids=["none", "nothing to spare", "all spared", "long enough", "short"],
+    [({}, False, True), ({}, True, False), ({"least_tokens": LENGTH + 1}, False, False)],
+    ids=["nothing to spare", "all spared", "short"],
 )
 def test_what_a_policy_leaves_out_has_nothing_of_the_key(
     policy, spared, marked, command, tmp_path, monkeypatch
@@ -396,13 +404,11 @@ def test_what_a_policy_leaves_out_has_nothing_of_the_key(
     """Two keys write two texts with one seed, but one text where nothing may be marked."""
     if spared:
         monkeypatch.setattr("dewmark.policy._in_code", lambda text: True)
-    texts = [
-        written_by_all_doors(key, policy, tmp_path / str(i), command) for i, key in enumerate((PLAIN, RING))
-    ]
+    keys = PLAIN, Key(bytes(32))
+    texts = [written_by_all_doors(key, policy, tmp_path / str(i), command) for i, key in enumerate(keys)]
     assert (texts[0] != texts[1]) is marked
-    if policy is not None:
-        spans = Policy(**policy).spans(texts[0], "the old bridge")
-        assert {span.reason for span in spans} == ({"code"} if spared else {None})
+    spans = Policy(**policy).spans(texts[0], "the old bridge")
+    assert {span.reason for span in spans} == ({"code"} if spared else {None})
 
 
 def test_a_run_is_not_resumed_under_another_policy(tmp_path) -> None:
@@ -422,10 +428,15 @@ def test_a_run_is_not_resumed_under_another_policy(tmp_path) -> None:
 
 
 def test_a_retired_key_marks_nothing_any_more(command, tmp_path) -> None:
-    """Every door writes with the current epoch: its name is read, and the old key finds nothing."""
+    """Every door writes what the current epoch's key writes alone, and the retired one does not find it."""
     rotated = Key(bytes(range(9, 41)), epoch="new", retired=(Key(PLAIN._secret, epoch="first"),))
-    text = written_by_all_doors(rotated, None, tmp_path / "rotated", command, tokens=150)
-    load = functools.partial(dewmark.load_scheme, settings={"alpha": 1.0})
-    found = load(rotated).detect(text)
+    alone = Key(rotated._secret)
+    texts = [
+        written_by_all_doors(key, None, tmp_path / str(i), command) for i, key in enumerate((rotated, alone))
+    ]
+    assert texts[0] == texts[1]
+    watermark = dewmark.Watermark(rotated, host=host(), settings={"alpha": 1.0})
+    text = watermark.generate("the old bridge", seed=5, max_new_tokens=120, min_new_tokens=120).text
+    found = watermark.detect(text)
     assert (found.is_marked, found.epoch) == (True, "new")
-    assert not load(PLAIN).detect(text).is_marked
+    assert not dewmark.load_scheme(PLAIN, settings={"alpha": 1.0}).detect(text).is_marked

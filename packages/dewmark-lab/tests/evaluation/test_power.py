@@ -27,7 +27,9 @@ def test_expected_and_measured_shares_agree() -> None:
         assert row.measured.rate == pytest.approx(truth, abs=4 * np.sqrt(truth * (1 - truth) / 400))
         assert row.tpr.value == pytest.approx(truth, abs=0.06)
         assert row.tpr.low <= row.tpr.value <= row.tpr.high
-        assert row.mean_z == pytest.approx(0.25 * np.sqrt(length), abs=4 * np.sqrt((1 + 0.0064 * length) / 400))
+        assert row.mean_z == pytest.approx(
+            0.25 * np.sqrt(length), abs=4 * np.sqrt((1 + 0.0064 * length) / 400)
+        )
 
 
 def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
