@@ -7,7 +7,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import stats
 from tests.evaluation.synthetic import UNCHANGED, scored

@@ -445,8 +445,8 @@ class SparingSession(ChoosingSession):
 
     Spared tokens are drawn from the host's distribution with the row's unkeyed numbers. Tokens in
     ``unmarked_ids`` are never chosen by the mark: an unkeyed draw decides whether the next token is one of
-    them, and the mark chooses among the others only, so the distribution stays what it was. Texts whose options
-    ``exempts`` names carry no mark at all.
+    them, and the mark chooses among the others only, so the distribution stays what it was. With options that
+    ``exempts`` a text carries no mark at all.
     """
 
     def __init__(

@@ -198,7 +198,8 @@ class BoundScheme(ABC):
 
     ``tests`` names the statistical tests it offers, the default first. ``expectations`` read the texts that
     are detected, if any do. A scheme with an artifact has an ``artifact_identity``: two artifacts are two
-    configurations. ``policy`` is the version of the one under which it marks. ``_units_per_chunk`` bounds the units that detection holds in memory at once.
+    configurations. ``policy`` is the version of the one under which it marks.
+    ``_units_per_chunk`` bounds the units that detection holds in memory at once.
     """
 
     tests: ClassVar[tuple[str, ...]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import dataclasses
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import zipfile

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
