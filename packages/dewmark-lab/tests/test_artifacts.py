@@ -62,17 +62,17 @@ def one_line(found: pytest.ExceptionInfo[Exception], *words: str) -> None:
 
 
 def test_a_missing_artifact_names_the_command_that_makes_one(tmp_path):
-    with pytest.raises(ArtifactError) as found:
+    with pytest.raises(ArtifactError, match="nowhere") as found:
         load_artifact(str(tmp_path / "nowhere"), scheme="xsir")
-    one_line(found, "nowhere", "dewmark train xsir")
+    one_line(found, "dewmark train xsir")
 
 
 @pytest.mark.parametrize("card", ["", "{", "[]", '{"format": 1}', '{"format": 9, "scheme": "sir"}'])
 def test_a_damaged_card_is_rejected(folder, card):
     (folder / "card.json").write_text(card)
-    with pytest.raises(ArtifactError) as found:
+    with pytest.raises(ArtifactError, match=r"card\.json") as found:
         load_artifact(str(folder), scheme="sir")
-    one_line(found, "card.json")
+    one_line(found)
 
 
 def test_one_changed_byte_is_found(folder):
@@ -80,15 +80,15 @@ def test_one_changed_byte_is_found(folder):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(ArtifactError) as found:
+    with pytest.raises(ArtifactError, match="checksum") as found:
         load_artifact(str(folder), scheme="sir")
-    one_line(found, "checksum", "dewmark train sir")
+    one_line(found, "dewmark train sir")
 
 
 def test_another_scheme_s_artifact_is_rejected(folder):
-    with pytest.raises(ArtifactError) as found:
+    with pytest.raises(ArtifactError, match="of sir, not ts") as found:
         load_artifact(str(folder), scheme="ts")
-    one_line(found, "of sir, not ts", "dewmark train ts")
+    one_line(found, "dewmark train ts")
 
 
 class TestProvenance:
@@ -101,15 +101,15 @@ class TestProvenance:
         other = dataclasses.replace(tiny_host().info, name="other", identity="other@1")
         made = load_artifact(str(folder), scheme="sir")
         made.require_tokenizer(other)
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError, match="dewmark train sir --host other") as found:
             made.require_host(other)
-        one_line(found, "dewmark train sir --host other")
+        one_line(found)
 
     def test_another_vocabulary_is_rejected(self, folder):
         other = dataclasses.replace(tiny_host().info, name="other", vocab_size=401)
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError, match="dewmark train sir --host other") as found:
             load_artifact(str(folder), scheme="sir").require_tokenizer(other)
-        one_line(found, "dewmark train sir --host other")
+        one_line(found)
 
     def test_another_encoder_is_rejected(self, folder, monkeypatch):
         other = BagEncoder()
@@ -117,9 +117,9 @@ class TestProvenance:
         monkeypatch.setattr("dewmark_lab.artifacts.load_encoder", lambda name, **_: other)
         assert made.open_encoder(Workspace(cache=folder)) is other
         other.identity = "bag@2"
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError, match="bag") as found:
             made.open_encoder(Workspace(cache=folder))
-        one_line(found, "bag", "dewmark train sir --encoder bag")
+        one_line(found, "dewmark train sir --encoder bag")
 
 
 def test_every_trainable_scheme_has_a_tiny_artifact_for_the_tests():

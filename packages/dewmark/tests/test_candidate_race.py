@@ -49,6 +49,8 @@ def test_the_likeliest_are_those_of_topk(vocab, m) -> None:
         Decoding(top_p=0.8, temperature=0.5),
         Decoding(min_p=0.05),
         Decoding(top_k=25, top_p=0.9, min_p=0.01, temperature=1.3),
+        Decoding(top_p=1e-300),  # 0 in single precision
+        Decoding(top_p=0.3, temperature=60.0),  # flat: hundreds of tokens are left
         Decoding(),
     ],
 )

@@ -12,8 +12,10 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
+from dewmark.detector import blank_detection, detect_texts
 from dewmark.errors import ArtifactError, ModelError, StorageError
 from dewmark.hosts.fake import FakeHost, tiny_model
+from dewmark.types import Verdict
 
 PROMPT = " the old bridge over the river"
 SECRET = bytes(range(7, 39))
@@ -91,3 +93,19 @@ def test_tables_are_shared_memory_maps(saved) -> None:
     bound = dewmark.Detector.load(saved).scheme
     assert isinstance(bound.reader.token_rows, np.memmap)
     assert not bound.reader.token_rows.flags.writeable
+
+
+def test_prompts_stay_with_their_texts_around_blank_ones(monkeypatch) -> None:
+    bound, given = dewmark.load_scheme(dewmark.Key(SECRET)), []
+    texts = ["", "The first text.", " \n", "The second text."]
+    made = [blank_detection(bound, fpr=fpr, test=None) for fpr in (0.1, 0.2)]
+
+    def detect_batch(texts, *, prompts, **_):
+        given.append((texts, prompts))
+        return made
+
+    monkeypatch.setattr(bound, "detect_batch", detect_batch)
+    found = detect_texts(bound, texts, prompts=["w", "x", "y", "z"])
+    assert given == [([texts[1], texts[3]], ["x", "z"])]
+    assert [found[1], found[3]] == made
+    assert found[0].verdict is found[2].verdict is Verdict.TOO_SHORT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.policy import Policy, load_policy
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, SparingSession, draw, warp
+from dewmark.hosts.fake import FakeHost
+from dewmark.policy import Policy, load_policy, policed
+from dewmark.sampling import Choice, ChoosingSession, RandomStreams, Session, SparingSession, draw, warp
+from dewmark.scheme import BoundScheme, Needs, Scheme
 
 TEXT = 'Look:\n\n```python\nprint("a b")\n```\n\nYou said "the old bridge", and 3 of `x y` remain.'
 
@@ -121,3 +125,68 @@ def test_spared_rows_never_take_the_mark_s_token():
     calls = inner.calls
     everything.choose(torch.zeros((rows, 1), dtype=torch.long), logits, Decoding())
     assert inner.calls == calls
+
+
+@dataclass(frozen=True)
+class _Digit(Scheme):
+    """Chooses one token wherever it may."""
+
+    name: ClassVar[str] = "digit"
+    summary: ClassVar[str] = "stub"
+    needs: ClassVar[Needs] = Needs(final_distribution=True)
+
+    def validate(self):
+        """All values are valid."""
+
+    def bind(self, key, host, workspace):
+        return _BoundDigit(self, host, "0123456789ab")
+
+    def restore(self, state, host, fingerprint, workspace):
+        raise NotImplementedError
+
+
+class _BoundDigit(BoundScheme):
+    def session(self, prompt_ids, attention_mask=None, *, seeds=None):
+        return _Likeliest()
+
+    def state(self):
+        raise NotImplementedError
+
+
+class _Likeliest(ChoosingSession):
+    def choose(self, input_ids, scores, decoding):
+        return scores.argmax(dim=1), torch.ones(len(scores), dtype=torch.bool)
+
+
+@pytest.mark.parametrize(("policy", "marked"), [(Policy(), 0), (Policy(numbers=False), 1)])
+def test_a_scheme_under_the_default_policy_never_marks_a_number(policy, marked):
+    """The mark would always take the digit, which has half the probability: only unkeyed draws take it."""
+    host, rows = FakeHost(400, kind="bytes").info, 400
+    names = host.tokenizer.decode([[i] for i in range(host.vocab_size)])
+    digit, letter = names.index("7"), names.index("x")
+    logits = torch.full((rows, host.vocab_size), -torch.inf)
+    logits[:, [digit, letter]] = torch.tensor([0.1, 0.0])
+    session = policed(_Digit().bind(None, host, None), policy).session(
+        torch.full((rows, 1), letter), seeds=range(rows)
+    )
+    chosen, _ = session.choose(torch.full((rows, 1), letter), logits, Decoding())
+    p = marked or 1 / (1 + np.exp(-0.1))
+    assert np.mean(chosen.numpy() == digit) == pytest.approx(p, abs=4.5 * np.sqrt(p * (1 - p) / rows))
+
+
+class _Keeps(Session):
+    """Remembers the logits that it gets, and marks nothing."""
+
+    def __call__(self, input_ids, scores):
+        self.scores = scores.clone()
+        return scores
+
+
+def test_a_session_of_raw_logits_gets_raw_logits():
+    """Numbers can be left out of a draw, but not of a bias: the scheme sees what the host computed."""
+    inner, logits = _Keeps(), torch.linspace(0.0, 2.0, 12).repeat(5, 1)
+    session = SparingSession(
+        inner, lambda texts: [False] * 5, start=1, seeds=range(5), final=False, unmarked_ids=(3, 11)
+    )
+    session.choose(torch.zeros((5, 1), dtype=torch.long), logits, Decoding(temperature=0.5, top_k=3))
+    assert torch.equal(inner.scores, logits)

@@ -69,9 +69,9 @@ class TestAtomicWrite:
     def test_an_error_keeps_the_old_file(self, tmp_path):
         path = tmp_path / "file"
         path.write_bytes(b"old")
-        with pytest.raises(KeyboardInterrupt), storage.atomic_write(path) as stream:
+        with pytest.raises(KeyboardInterrupt, match="halfway"), storage.atomic_write(path) as stream:
             stream.write(b"new")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("halfway")
         assert path.read_bytes() == b"old"
         assert names(tmp_path) == ["file"]
 
@@ -261,12 +261,17 @@ class TestBundles:
             with pytest.raises(ArtifactError, match=r"is not a dewmark table: it has no bundle\.json"):
                 storage.load_bundle(path)
 
+    def test_arrays_are_stored_row_by_row(self, tmp_path):
+        """Whatever their order in memory: sums over rows round by it."""
+        storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.asfortranarray(np.ones((3, 4)))})
+        assert storage.load_bundle(tmp_path / "b").arrays["x"].flags.c_contiguous
+
     def test_object_arrays_are_rejected_both_ways(self, bundle, tmp_path):
         with pytest.raises(ValueError, match="allow_pickle"):
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.array([{}, []], dtype=object)})
         assert not (tmp_path / "b").exists()
         np.save(bundle / "Q.npy", np.array([{}], dtype=object), allow_pickle=True)
-        with pytest.raises(ArtifactError):
+        with pytest.raises(ArtifactError, match=r"Q\.npy is .*make it again"):
             storage.load_bundle(bundle, verify=False)
 
     def test_numpy_s_error_for_a_full_disk_is_recognised(self, tmp_path, monkeypatch):

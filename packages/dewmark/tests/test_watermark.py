@@ -113,7 +113,7 @@ def test_bad_calls(folder) -> None:
         dewmark.load_scheme(key, host=str(folder), scheme="deww")
     with pytest.raises(ConfigError, match="needs its tokenizer"):
         dewmark.load_scheme(key, host=tiny_model(300)[0])
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="nothing-here"):
         dewmark.load_scheme(key, host=str(folder / "nothing-here"))
 
 

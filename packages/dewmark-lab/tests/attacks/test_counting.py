@@ -131,5 +131,5 @@ def test_unigram_green_lists_are_found():
 
 
 def test_invalid_rules_are_rejected():
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"clip must be above 1, got 1\.0"):
         CountRules(clip=1.0)

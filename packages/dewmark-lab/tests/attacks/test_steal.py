@@ -142,6 +142,6 @@ def test_invalid_inputs_and_settings_are_rejected(host, unigram):
         steal(victim, host, [], base, humans, settings=StealSettings(), prompts=PROMPTS)
     with pytest.raises(ConfigError, match="use counts"):
         steal(victim, host, marked, base, humans, settings=StealSettings(method="embedding"), prompts=PROMPTS)
-    for wrong in ({"method": "guess"}, {"mode": "x"}, {"grouping": "told"}):
-        with pytest.raises(ConfigError):
-            StealSettings(**wrong)
+    for name, wrong in (("method", "guess"), ("mode", "x"), ("grouping", "told")):
+        with pytest.raises(ConfigError, match=f"{name}.*{wrong}"):
+            StealSettings(**{name: wrong})

@@ -24,11 +24,12 @@ def test_expected_and_measured_shares_agree() -> None:
         row = found.row(length)
         assert row.measured is not None
         truth = norm.sf((norm.isf(0.01) - 0.25 * np.sqrt(length)) / np.sqrt(1 + 0.0064 * length))
-        # a share of 400 texts has a standard error of at most 0.025
-        assert row.measured.rate == pytest.approx(truth, abs=0.1)
+        assert row.measured.rate == pytest.approx(truth, abs=4 * np.sqrt(truth * (1 - truth) / 400))
         assert row.tpr.value == pytest.approx(truth, abs=0.06)
         assert row.tpr.low <= row.tpr.value <= row.tpr.high
-        assert row.mean_z == pytest.approx(0.25 * np.sqrt(length), abs=0.4)
+        assert row.mean_z == pytest.approx(
+            0.25 * np.sqrt(length), abs=4 * np.sqrt((1 + 0.0064 * length) / 400)
+        )
 
 
 def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:

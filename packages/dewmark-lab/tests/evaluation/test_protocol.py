@@ -7,7 +7,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import stats
 from tests.evaluation.synthetic import UNCHANGED, scored
@@ -107,11 +106,15 @@ def test_p_values_of_marked_and_unmarked_texts_are_counted() -> None:
 def test_human_negatives_have_thresholds_of_their_own() -> None:
     rows = scored({"s": 3.0}, UNCHANGED, texts=100, human=True)
     moved = [dataclasses.replace(each, score=each.score + 1.0 * (each.kind == HUMAN)) for each in rows]
-    (cell,) = evaluate(moved).cells
+    (before,), (cell,) = evaluate(rows).cells, evaluate(moved).cells
     clean, human = cell.at("clean", 0.05), cell.at("human", 0.05)
+    was_clean, was_human = before.at("clean", 0.05), before.at("human", 0.05)
     assert clean is not None
     assert human is not None
-    assert np.mean(human.thresholds) - np.mean(clean.thresholds) == pytest.approx(1.0, abs=0.5)
+    assert was_clean is not None
+    assert was_human is not None
+    assert human.thresholds == pytest.approx([each + 1.0 for each in was_human.thresholds])
+    assert clean.thresholds == was_clean.thresholds
     assert human.tpr.mean < clean.tpr.mean
 
 

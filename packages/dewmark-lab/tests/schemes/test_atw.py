@@ -174,9 +174,9 @@ def test_p_values_are_valid_over_keys(test: str) -> None:
 
 
 def test_bad_settings_and_incomplete_networks_are_rejected() -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"top_p.*got 0\.0"):
         ATW(top_p=0.0)
     arrays = SEMANTICS.arrays()
     assert set(arrays) == {f"{name}.{part}" for name in LAYERS for part in "Wb"}
-    with pytest.raises(VocabularyError):
+    with pytest.raises(VocabularyError, match=f"the vocabulary {HOST.vocab_size}"):
         SemanticMap.of(SEMANTICS.table[:-1], arrays, "test", HOST)

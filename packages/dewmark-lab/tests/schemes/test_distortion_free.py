@@ -191,6 +191,16 @@ def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) ->
     assert (skip.effective_length, keep.effective_length) == (7.0, 8.0)
 
 
+def test_green_pairs_are_counted_against_the_share_that_is_green_by_chance(host, bind) -> None:
+    """DiPmark with γ = 0.3: 70% of all pairs are green without a mark."""
+    bound = bind("dipmark", {"gamma": 0.3, "prefix": 1})
+    text = " the old bridge over the river and the city by the sea"
+    evidence = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))[0]
+    green = int(np.sum(evidence.scores > 0.0))
+    assert 0 < green < len(evidence)
+    assert bound.detect(text).p_value == pytest.approx(stats.binom.sf(green - 1, len(evidence), 0.7))
+
+
 def test_context_is_forgotten_after_the_history(bind) -> None:
     """SynthID with a memory of two steps: the third step marks the first context again."""
     logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(2))

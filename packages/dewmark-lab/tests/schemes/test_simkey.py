@@ -96,8 +96,8 @@ def test_codes_follow_the_text() -> None:
     vectors = bind("simkey").contexts.encoder.encode([text, changed, other])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = 1.0 - np.arccos(unit[1:] @ unit[0]) / np.pi
-    # 480 bits: a standard deviation of at most 0.023
-    np.testing.assert_allclose(shares, expected, atol=0.1)
+    error = np.sqrt(expected * (1.0 - expected) / 480)  # of 480 bits
+    assert np.all(np.abs(shares - expected) < 4.0 * error)
     assert shares[0] > shares[1]
 
 

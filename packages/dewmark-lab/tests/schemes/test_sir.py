@@ -19,7 +19,7 @@ from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS
-from dewmark_lab.schemes.learned.sir import GrowingWords, Transform, chunks_before, context_of
+from dewmark_lab.schemes.learned.sir import GrowingWords, Transform, _weights, chunks_before, context_of
 
 REAL_PROMPTS = [
     "The old bridge over the river",
@@ -121,6 +121,13 @@ class TestLaw:
         exact, normal = (bound.detect(text, test=test) for test in ("exact", "key"))
         assert exact.z == normal.z
         assert exact.p_value == pytest.approx(normal.p_value, abs=0.05)
+
+    def test_a_word_counts_once_in_equal_contexts(self):
+        """1/2 each in two, 1/3 each in three; opposite contexts and other words take nothing from it."""
+        signs = np.array([[1, 1, -1, 1], [-1, -1, 1, -1]], dtype=np.int8)
+        contexts, labels = np.array([0, 0, 1, 0, 0, 0, 1]), np.array([5, 5, 5, 7, 7, 7, 8])
+        found = _weights(contexts, labels, signs)
+        assert found.tolist() == pytest.approx([1 / 2, 1 / 2, 1, 1 / 3, 1 / 3, 1 / 3, 1])
 
     def test_words_repeated_in_similar_contexts_weigh_little(self, bind):
         bound = bind()

@@ -113,3 +113,10 @@ def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     assert found.effective_length == int(mask.sum())
     assert found.score + 0.5 == pytest.approx(mean, abs=1e-9)
     assert found.p_value < 1e-6
+    # the authors' weighted mean: linearly falling weights, the first layer's ten times the last one's
+    weights = np.array([10.0 - 9.0 * layer / (DEPTH - 1) for layer in range(DEPTH)])
+    weighted = ours.detect(host.info.tokenizer.decode(out.tolist())[0], test="weighted")
+    expected = bits[mask].numpy() @ weights / weights.sum()
+    assert weighted.score + 0.5 == pytest.approx(float(expected.mean()), abs=1e-9)
+    z = (expected.mean() - 0.5) * np.sqrt(len(expected)) / (0.5 * np.sqrt(weights @ weights) / weights.sum())
+    assert weighted.z == pytest.approx(float(z), abs=1e-6)

@@ -38,7 +38,7 @@ class Line(TorchLearner):
 
     def step(self, index: int) -> float:
         if index == self._stop_at:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("killed")
         self.taken.append(index)
         x = torch.from_numpy(rng(7, index).normal(size=(8, 3)).astype(np.float32))
         loss = (self.net(x).squeeze(1) - x.sum(dim=1)).square().mean()
@@ -57,7 +57,7 @@ def test_a_killed_training_ends_in_the_same_bytes(job, monkeypatch, stop_at):
     whole = Line()
     loss = run_steps(whole, job, steps=STEPS, name="whole")
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="killed"):
         run_steps(Line(stop_at), job, steps=STEPS)
     rest = Line()
     assert run_steps(rest, job, steps=STEPS) == loss

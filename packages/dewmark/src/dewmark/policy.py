@@ -122,6 +122,7 @@ def policed(bound: BoundScheme, policy: Policy | None) -> BoundScheme:
         return bound
     changed = copy.copy(bound)
     changed.session = functools.partial(_session, bound, policy)  # type: ignore[method-assign]
+    changed.policy = policy.version
     return changed
 
 
@@ -150,6 +151,7 @@ def _session(
         seeds=seeds,
         final=bound.needs.final_distribution,
         unmarked_ids=_number_ids(bound) if policy.numbers else (),
+        exempts=lambda decoding: policy.exempts(max_new_tokens=decoding.max_new_tokens) is not None,
     )
 
 

@@ -445,7 +445,8 @@ class SparingSession(ChoosingSession):
 
     Spared tokens are drawn from the host's distribution with the row's unkeyed numbers. Tokens in
     ``unmarked_ids`` are never chosen by the mark: an unkeyed draw decides whether the next token is one of
-    them, and the mark chooses among the others only, so the distribution stays what it was.
+    them, and the mark chooses among the others only, so the distribution stays what it was. With options that
+    ``exempts`` a text carries no mark at all.
     """
 
     def __init__(
@@ -457,9 +458,10 @@ class SparingSession(ChoosingSession):
         seeds: Sequence[int],
         final: bool,
         unmarked_ids: Sequence[int] = (),
+        exempts: Callable[[Decoding], bool] = lambda _: False,
     ) -> None:
         self._session, self._spares, self._start, self._final = session, spares, start, final
-        self._seeds = seeds
+        self._seeds, self._exempts = seeds, exempts
         self._noise: RandomStreams | None = None
         self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
 
@@ -468,6 +470,8 @@ class SparingSession(ChoosingSession):
             self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
         step = input_ids.shape[1] - self._start
         plain, sound = draw(scores, decoding, self._noise, step)
+        if self._exempts(decoding):
+            return plain, sound
         spared = torch.tensor(self._spares(input_ids[:, self._start :].tolist()), device=plain.device)
         if len(self._unmarked_ids):
             unmarked = self._unmarked_ids.to(plain.device)

@@ -198,11 +198,13 @@ class BoundScheme(ABC):
 
     ``tests`` names the statistical tests it offers, the default first. ``expectations`` read the texts that
     are detected, if any do. A scheme with an artifact has an ``artifact_identity``: two artifacts are two
-    configurations. ``_units_per_chunk`` bounds the units that detection holds in memory at once.
+    configurations. ``policy`` is the version of the one under which it marks.
+    ``_units_per_chunk`` bounds the units that detection holds in memory at once.
     """
 
     tests: ClassVar[tuple[str, ...]]
     expectations: Expectations | None = None
+    policy: str | None = None
     _units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:

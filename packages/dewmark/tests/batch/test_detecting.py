@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import pickle
 from pathlib import Path
 
@@ -84,7 +86,7 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
 
         def one(block):
             if len(scored) == 3:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("after three blocks")
             scored.append(block.first)
             return work(block)
 
@@ -93,12 +95,14 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
     run = functools.partial(detect_file, jsonl, made, block_size=10)
     with monkeypatch.context() as patch:
         patch.setattr(ScoringWorker, "work_with", counted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="after three blocks"):
             run(detector)
     assert not made.exists()
     assert scored == [0, 10, 20]
     with pytest.raises(ConfigError, match=r"fpr is 0\.01 and not 0\.05"):
         run(DetectorSpec(detector=detector, fpr=0.05))
+    with pytest.raises(ConfigError, match="attempts is 1 and not 2"):
+        run(DetectorSpec(detector=detector, attempts=2))
     with pytest.raises(ConfigError, match="block_size is 10 and not 7"):
         run(detector, block_size=7)
     # a kill may also have cut the last block short
@@ -110,10 +114,33 @@ def test_a_stopped_run_is_resumed(detector, expected, jsonl, tmp_path, monkeypat
         run(detector)
 
 
+def test_everything_that_decides_the_rows_identifies_a_run(detector, jsonl, tmp_path):
+    """No field of a spec can change without making another run."""
+    given = write_jsonl(tmp_path / "given", [])
+    options = {
+        "fpr": 0.05,
+        "test": "key",
+        "tokens": True,
+        "calibration": given,
+        "passages": True,
+        "coverage": True,
+        "attempts": 2,
+        "roots": given,
+    }
+    opened = {"keys", "detector", "host", "scheme", "settings", "translate_back", "reader"}  # Scorer.identity
+    assert {each.name for each in dataclasses.fields(DetectorSpec)} == opened | options.keys()
+    source, spec = open_source(str(jsonl)), DetectorSpec(detector=detector)
+    runs = [
+        detecting._identity(source, dataclasses.replace(spec, **changed), 10)
+        for changed in ({}, *({name: value} for name, value in options.items()))
+    ]
+    assert all(one != other for one, other in itertools.combinations(runs, 2))
+
+
 def test_a_changed_input_is_not_resumed(detector, jsonl, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(detecting, "_write", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError, match="division by zero"):
             detect_file(jsonl, tmp_path / "out.jsonl", detector)
     write_jsonl(jsonl, ROWS[:-1])
     with pytest.raises(ConfigError, match="bytes"):

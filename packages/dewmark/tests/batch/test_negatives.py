@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from dewmark import Key, load_scheme
-from dewmark.batch.negatives import with_audit
+from dewmark.batch.inputs import Document
+from dewmark.batch.negatives import Negatives, with_audit
+from dewmark.core.whitening import normalize_rows
 from dewmark.errors import ArtifactError, ConfigError
+from dewmark.scheme import make_detection
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import Statistic
 
 BOUND = load_scheme(Key(bytes(32)))
 
 
-def group(kind: str, name: str, mean: float, *, spread: float = 1.0) -> dict:
-    return {"kind": kind, "group": name, "together": {"mean": mean, "sd": 0.1, "spread": spread}}
+def group(kind: str, name: str, mean: float, *, sd: float = 0.1, spread: float = 1.0) -> dict:
+    return {"kind": kind, "group": name, "together": {"mean": mean, "sd": sd, "spread": spread}}
 
 
 @pytest.fixture
@@ -35,6 +42,43 @@ def test_languages_that_are_trusted(report) -> None:
     assert audited - BOUND.languages.audited == {"sw"}
     alone = with_audit(BOUND, report(every, common={"language": "cy"})).languages.audited
     assert alone - BOUND.languages.audited == {"cy"}
+
+
+@pytest.mark.parametrize(("sd", "trusted"), [(0.1, True), (0.3, False)])
+def test_a_language_is_trusted_if_its_rate_is_bounded(report, sd: float, trusted: bool) -> None:
+    """At 1% the estimate is 1.9% for both, and the limit 3%; the mean is below 0.25 + 1.645 sd with 95%."""
+    found = group("language", "sw", 0.25, sd=sd)
+    assert stats.norm.sf(stats.norm.isf(0.01) - 0.25) < 0.03
+    assert bool(stats.norm.sf(stats.norm.isf(0.01) - 0.25 - 1.645 * sd) < 0.03) is trusted
+    audited = with_audit(BOUND, report(group("all", "all texts", 0.0), found)).languages.audited
+    assert ("sw" in audited) is trusted
+
+
+def test_a_text_that_is_too_short_shifts_no_other_text() -> None:
+    """An audit with such a text in front finds what it finds without it."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(size=60)
+    directions = normalize_rows(rng.normal(size=(61, 40)) + 1.0 * (np.arange(61) % 3 == 0)[:, None])
+    made = [
+        make_detection(
+            Evidence.independent(np.zeros(30), np.ones(30), np.arange(30)),
+            Statistic(0.0, float(each), length),
+            score=0.0,
+            test="key",
+            fpr=0.01,
+            scheme="dew",
+            fingerprint="ab",
+        )
+        for each, length in [(0.5, 3.0), *((each, 30.0) for each in p)]
+    ]
+    documents = [Document("a text", number, language="en") for number in range(61)]
+    (audited, texts), (without, _) = (
+        Negatives(documents[first:]).audit(made[first:], directions[first:].astype(np.float32))
+        for first in (0, 1)
+    )
+    assert len(texts) == 60
+    assert audited.to_dict() == without.to_dict()
+    assert audited.groups[0].together is not None
 
 
 def test_reports_that_do_not_fit(report) -> None:

@@ -128,7 +128,7 @@ def test_a_bug_is_not_hidden(monkeypatch):
 
     monkeypatch.setattr(keys, "emit", fail)
     monkeypatch.setattr(Key, "save", lambda self, path: None)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
         main(["key", "new", "--out", "x", "--json"])
 
 

@@ -112,6 +112,18 @@ def test_what_an_ended_draft_draws_does_not_count() -> None:
     assert scores.best(3).tolist() == [0, 3]  # counting began anew
 
 
+@pytest.mark.parametrize(("begins", "kept"), [(False, 1), (True, 0)])
+def test_an_extension_replaces_what_the_shorter_word_scored(begins: bool, kept: int) -> None:
+    """Of certain tokens x is standard normal: 5 and then 1 count as 1 in one word, as 6/√2 in two."""
+    scores, true = DraftScores(2, device=CPU), torch.ones(2, dtype=torch.bool)
+    for noise, live, starts in (([5.0, 2.0], [1, 1], True), ([1.0, 0.0], [1, 0], begins)):
+        drawn = Drawn(
+            true, true, torch.tensor(noise).double(), log_p=torch.zeros(2), marked=true, begins=true & starts
+        )
+        scores.add(drawn, torch.tensor(live, dtype=torch.bool))
+    assert scores.best(2).tolist() == [kept]
+
+
 def test_first_draft_has_the_seed_of_the_text() -> None:
     assert draft_seed(7, 0) == 7
     assert len({draft_seed(seed, i) for seed in range(9) for i in range(9)}) == 81

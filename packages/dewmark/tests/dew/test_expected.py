@@ -10,6 +10,7 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew import expected
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.expectations import open_reader
@@ -108,6 +109,46 @@ def test_a_repeated_pair_gets_the_mean_of_its_places(bag_encoder, tmp_path, monk
     mu = [(i / 24) * sea + (1 - i / 24) * mean for i in scored]
     M = np.einsum("id,ie->de", own[scored] - np.array(mu), C)
     assert np.allclose(np.einsum("i,id,ie->de", evidence.weights, evidence.T, evidence.C), M, atol=1e-4)
+
+
+class Totals:
+    """A packaged reader whose μ of a word is the sum of the rows of all words before it."""
+
+    name = "packaged"
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def means(self, rows: np.ndarray) -> np.ndarray:
+        before = np.concatenate(([0], np.cumsum(rows)[:-1]))
+        return np.repeat(before[:, None], self.dim, axis=1).astype(np.float32)
+
+
+def means_of(bound, text: str, prompt: str) -> tuple[np.ndarray, np.ndarray]:
+    """μ + δ (pairs, d_T) by `Totals`, and the pair of each word."""
+    reader = bound.reader
+    texts, prompts = reader.tokenize([text]), reader.tokenize([prompt])
+    reading = reader.read(texts, prompts)
+    read = expected.add_means(reading, reader, Totals(reader.lexicon.dim), texts, prompts)
+    return read.token_rows[read.texts[0].expected], read.texts[0].positions
+
+
+def test_the_packaged_reader_reads_the_end_of_a_long_prompt(bag_encoder, tmp_path) -> None:
+    bound, words = bind(tmp_path), np.random.default_rng(0).choice(TEXT.split(), size=200).tolist()
+    whole, last, first = (
+        means_of(bound, TEXT, " ".join(each)) for each in (words, words[-64:], words[:64] + words[-3:])
+    )
+    assert np.array_equal(whole[0], last[0])
+    # with more words before it every word has a larger μ, and δ takes out what all have in common
+    assert not np.array_equal(whole[0], first[0])
+
+
+def test_the_packaged_reader_reads_the_beginning_of_a_long_text(bag_encoder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(expected, "READ", 10)
+    means, positions = means_of(bind(tmp_path), TEXT, "")
+    read, rest = (means[[i for i in part if i >= 0]] for part in (positions[:10], positions[10:]))
+    assert len(np.unique(rest, axis=0)) == 1  # no more than δ
+    assert len(np.unique(np.concatenate((read, rest[:1])), axis=0)) == len(read) + 1
 
 
 @pytest.fixture(scope="module")

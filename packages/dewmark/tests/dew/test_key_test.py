@@ -12,6 +12,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
+from dewmark.hosts.expectations import open_reader
 from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
 from dewmark.types import Verdict
@@ -45,6 +46,19 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, scheme) -
                     assert token.score == pytest.approx(same.score, abs=1e-4)
     for row in rows:
         assert max(row, key=lambda detection: detection.z).tokens
+
+
+def test_texts_keep_their_prompts_in_every_chunk(host, bag_encoder, tmp_path, monkeypatch) -> None:
+    """A model reads each text after its own prompt."""
+    reader = open_reader(FakeHost(300, seed=5))
+    texts, prompts = [TEXT, LONG, TEXT, TEXT], ["of the", "a new day", None, "by the old tree"]
+    bound = DEW().bind(KEYS[0], host.info, Workspace(cache=tmp_path)).reading_with(reader)
+    alone = [bound.detect(text, prompt=prompt).z for text, prompt in zip(texts, prompts, strict=True)]
+    assert len({round(z, 2) for z in alone}) == 4  # prompts matter
+    monkeypatch.setattr("dewmark.dew.key_test.UNITS_PER_CHUNK", 30)
+    workspace = Workspace(cache=tmp_path, expectations=reader)
+    rows = DEW().detect_keys(KEYS[:2], texts, host.info, workspace, prompts=prompts)
+    assert [row[0].z for row in rows] == pytest.approx(alone, abs=1e-4)
 
 
 def test_windows_are_encoded_once_for_all_keys(host, bag_encoder, tmp_path) -> None:

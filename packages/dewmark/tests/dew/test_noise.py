@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
+from dewmark.cuda.word_race import INDEPENDENT, TAIL
 from dewmark.decoding import Decoding
 from dewmark.dew.noise import InverseRoot, innovations, keyed_noise, roots
 from dewmark.dew.race import WordRace
@@ -178,3 +179,9 @@ def test_roots_of_a_singular_matrix_stay_bounded() -> None:
     y = torch.randn(20, 32, generator=torch.Generator().manual_seed(1))
     found = InverseRoot.of(1.0, 32)(grams("equal", 32).float(), y.unsqueeze(2)).squeeze(2)
     assert float(found.norm(dim=1).div(y.norm(dim=1)).max()) < 130.0
+
+
+@pytest.mark.parametrize(("alpha", "tail"), [(0.1, 0.1), (0.95, TAIL)])
+def test_no_candidate_has_more_keyed_noise_than_asked_for(alpha: float, tail: float) -> None:
+    found = roots(INDEPENDENT + 2, alpha=alpha, device=CPU).square().tolist()
+    assert found == pytest.approx([alpha] * INDEPENDENT + [tail] * 2)

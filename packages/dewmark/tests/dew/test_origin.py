@@ -12,10 +12,21 @@ from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detector import Detector
-from dewmark.dew.origin import OriginStatistic, forgery_test, level_share, share_among, split, with_origin
+from dewmark.dew.matrix import differences
+from dewmark.dew.origin import (
+    LARGE,
+    OriginStatistic,
+    forgery_test,
+    head_of,
+    level_share,
+    share_among,
+    split,
+    with_origin,
+)
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.ring import CONFIDENCE, EpochMatrices, KeyMatrices, random_member
 from dewmark.dew.scheme import DEW
+from dewmark.encoders.contexts import register_texts
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
 from dewmark.passages import locate
@@ -131,6 +142,17 @@ def test_a_plain_key_attributes_nothing(host, bag_encoder, tmp_path) -> None:
     assert rotated.attributes
 
 
+def test_a_plain_key_beside_a_ring_does_not_hide_its_members(host, bag_encoder, tmp_path) -> None:
+    plain, ring = Key(bytes(32)), Key(bytes(range(32)), members=4)
+    bound = bind(ring, host, tmp_path)
+    texts = write(host, bound.for_member(member=3), [1, 2])
+    for keys in ([plain, ring], [ring, plain]):
+        rows = bound.scheme.detect_keys(keys, texts, no_host(), Workspace(cache=tmp_path))
+        found = [row[keys.index(ring)] for row in rows]
+        assert [each.member for each in found] == [3, 3]
+        assert [each.p_value for each in found] == [each.p_value for each in bound.detect_batch(texts)]
+
+
 def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32)), members=32, payload_bits=2).rotated("b"), host, tmp_path)
     texts = write(host, bound.for_member(member=20, payload=1), [1, 2])
@@ -174,6 +196,20 @@ def test_head_and_tail_have_half_the_energy_and_the_head_the_larger_coordinates(
     deep = split(units, contexts, tail=0.4)
     assert energy[deep].sum() == pytest.approx(0.6 * energy.sum(), rel=0.02)
     assert deep[head].all()
+
+
+def test_large_rings_have_a_shallower_tail(host, bag_encoder, tmp_path) -> None:
+    """Of the energy in the package's own texts: half up to `LARGE` members, 0.4 in larger rings."""
+    reader = bind(Key(bytes(32)), host, tmp_path).reader
+    texts = reader.tokenize(register_texts())
+    reading = reader.read(texts, reader.tokenize([""] * len(texts)))
+    units = np.concatenate([differences(pairs, reading.token_rows) for pairs in reading.texts])
+    contexts = np.concatenate([reading.context_rows[pairs.windows] for pairs in reading.texts])
+    energy = np.outer(np.mean(units**2.0, axis=0), np.mean(contexts**2.0, axis=0))
+    for members, tail in ((1, 0.5), (LARGE, 0.5), (LARGE + 1, 0.4)):
+        left_out = energy[~head_of(reader, members=members)].sum() / energy.sum()
+        # the head ends before the coordinate that would exceed its share
+        assert tail <= left_out < tail + energy.max() / energy.sum()
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.5, 20.0])

@@ -43,6 +43,18 @@ def test_the_corrected_p_value_is_valid_over_keys(members: int, bits: int) -> No
         assert stats.kstest(p, "uniform").pvalue > 1e-3
 
 
+def test_a_rotated_key_pays_for_all_its_epochs() -> None:
+    """Rotated five times, with six rings of two: the best of 12 independent matrices."""
+    key = Key(bytes(32), members=2)
+    for name in "bcdef":
+        key = key.rotated(name, members=2)
+    keys = KeyMatrices.of(key, d_T=SHAPE[0], d_C=SHAPE[1])
+    found = keys.find(text(np.random.default_rng(7)))
+    assert len(keys.epochs) == 6
+    assert found.n_hypotheses == 12
+    assert found.p_value == pytest.approx(1.0 - stats.norm.cdf(found.z) ** 12, rel=1e-6)
+
+
 def test_scores_are_those_of_each_uses_own_matrix() -> None:
     keys, M = matrices(64, 3), text()
     (epoch,) = keys.epochs
@@ -138,6 +150,16 @@ def test_the_published_half_scores_the_head_alone() -> None:
     assert public.find(M).z == pytest.approx(best, abs=1e-3)
     assert not public.epochs[0].W[:, ~head].any()
     assert KeyMatrices.stored(public.meta(), public.arrays()).is_public
+
+
+def test_the_published_half_has_no_secret() -> None:
+    """Not even the sub-key of the turns, which a ring of 16 members does not need."""
+    key = Key(bytes(range(32)), members=4).rotated("b", members=4)
+    public = KeyMatrices.of(key, d_T=SHAPE[0], d_C=SHAPE[1]).published(RNG.random(SHAPE) < 0.5)
+    stored = public.arrays()
+    assert [stored[f"ring_{i}_secret"].size for i in range(2)] == [0, 0]
+    for each in (*key.retired, key):
+        assert all(each.subkey(TURNS) not in array.tobytes() for array in stored.values())
 
 
 def test_seeds_choose_members_evenly_and_for_ever() -> None:

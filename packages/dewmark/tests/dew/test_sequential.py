@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -91,3 +92,19 @@ def test_a_marked_stream_is_found_and_its_member_named(bag_encoder, tmp_path) ->
     assert not wrong.is_marked
     with pytest.raises(ConfigError, match="fpr must lie"):
         bound.follow(fpr=2.0)
+
+
+def test_a_stream_that_the_key_test_does_not_confirm_is_not_marked(
+    bag_encoder, tmp_path, monkeypatch
+) -> None:
+    """A strong process alone is not enough: the larger of the two p-values counts."""
+    host = FakeHost(400)
+    bound = DEW(alpha=1.0).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
+    decoding = Decoding(max_new_tokens=120, min_new_tokens=120)
+    (made,) = host.generate(["the old river"], scheme=bound, seeds=[3], decoding=decoding)
+    find = KeyMatrices.find
+    monkeypatch.setattr(KeyMatrices, "find", lambda *a: dataclasses.replace(find(*a), p_value=0.5))
+    detector = bound.follow(prompt="the old river")
+    assert detector.update(made.text) == 0.5
+    assert detector.largest_log_e > -np.log(1e-3)
+    assert not detector.is_marked

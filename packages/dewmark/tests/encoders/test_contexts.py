@@ -7,20 +7,13 @@ from tests.fakes import BagEncoder
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts, load_context_whitening, token_vectors
 from dewmark.hosts.fake import FakeHost
-from dewmark.text.windows import ABSENT, windows_of
+from dewmark.text.windows import ABSENT
 from dewmark.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
 def host() -> FakeHost:
     return FakeHost(300, padded_vocab=5)
-
-
-def test_windows(host) -> None:
-    """0 is a special token, 305 an id that the model does not have."""
-    windows = windows_of((5, 6, 0, 7, 305, 8), k=2, host=host.info)
-    assert windows.tolist() == [[ABSENT, ABSENT], [ABSENT, 5], [5, 6], [6, ABSENT], [ABSENT, 7], [7, ABSENT]]
-    assert windows_of((), k=2, host=host.info).shape == (0, 2)
 
 
 def test_composed_is_the_whitened_mean(host, tmp_path) -> None:

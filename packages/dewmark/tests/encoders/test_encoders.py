@@ -171,7 +171,7 @@ def test_uncached_hub_id_is_downloaded_and_pinned(tiny, tmp_path, monkeypatch):
 
 
 def test_unavailable_hub_id_is_one_line_with_remedies(hub_cache: Path) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="some/else") as caught:
         load_encoder("some/else")
     message = str(caught.value)
     assert "\n" not in message

@@ -134,8 +134,8 @@ def test_greedy_decoding_is_rejected(host: FakeHost) -> None:
 def test_the_stopping_criterion_raises_the_exception_of_a_step(host: FakeHost) -> None:
     mark = LlamaCppProcessor(bind(host, "dew"), StandIn(host))
     ids = np.array([5, 6], dtype=np.intc)
-    with pytest.raises(NumericalError):
+    with pytest.raises(NumericalError, match="NaN"):
         mark(ids, np.full(host.info.vocab_size, np.nan, dtype=np.single))  # C swallows this one
-    with pytest.raises(NumericalError):
+    with pytest.raises(NumericalError, match="NaN"):
         mark.check(ids, np.zeros(1))
     assert mark.check(ids, np.zeros(1)) is False

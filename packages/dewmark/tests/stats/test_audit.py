@@ -59,6 +59,10 @@ def test_a_key_biased_in_one_language_is_caught_there() -> None:
 def test_too_few_texts_cannot_pass() -> None:
     found = uniform(40)
     assert found.outcome is Outcome.CANNOT_TELL
+    share = ALPHA / len(found.cells)  # all cells are tested
+    assert [cell.needed for cell in found.cells] == [
+        texts_needed(cell.level, alpha=share) for cell in found.cells
+    ]
     needed = {cell.level: cell.needed for cell in found.overall}
     assert found.sentence == (
         f"Cannot tell: 40 texts are too few to see a doubled rate; it takes {needed[0.001]:,} at 0.1%, "
@@ -99,6 +103,7 @@ def test_counts_and_exact_intervals() -> None:
 def test_a_p_value_equal_to_the_level_is_an_alarm() -> None:
     found = audit([0.01] * 50, languages=["en"] * 50, lengths=[60] * 50)
     assert [cell.alarms for cell in found.cells] == [0, 50, 50]
+    assert [cell.hits for cell in found.cells] == [0.0, 50.0, 50.0]
 
 
 def test_small_groups_are_counted_with_all_texts_only() -> None:

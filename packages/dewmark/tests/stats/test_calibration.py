@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -116,9 +117,8 @@ class TestFiles:
         calibrate([1.0, 2.0]).save(path)
         content = {**json.loads(path.read_text()), **change}
         path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
-        with pytest.raises(ArtifactError) as raised:
+        with pytest.raises(ArtifactError, match=re.escape(said)) as raised:
             Calibration.load(path)
-        assert said in str(raised.value)
         assert "\n" not in str(raised.value)
 
     @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"text": "x"}'])
@@ -140,9 +140,8 @@ class TestFiles:
 def test_a_calibration_of_something_else_is_rejected(change, said):
     belongs = {"scheme": "dew", "config_hash": HASH, "key_fingerprint": KEY}
     calibrate([1.0]).check(**belongs)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         calibrate([1.0]).check(**{**belongs, **change})
-    assert said in str(raised.value)
 
 
 def test_a_calibration_of_another_version_is_rejected():

@@ -95,8 +95,13 @@ def test_the_law_of_a_keys_rate_against_simulated_keys() -> None:
     for r, level in ((0.05, 0.01), (0.3, 0.01), (0.7, 0.05)):
         g, e = rng.normal(size=(2_000, 1)), rng.normal(size=(2_000, 1_500))
         rates = np.mean(math.sqrt(r) * g + math.sqrt(1 - r) * e > stats.norm.isf(level), axis=1)
-        assert rates.mean() == pytest.approx(level, rel=0.25)
-        assert np.quantile(rates, 0.99) == pytest.approx(one_key.rate_ceiling(r, level), rel=0.15)
+        z = stats.norm.isf(level)
+        both = stats.multivariate_normal(cov=[[1.0, r], [r, 1.0]]).cdf([-z, -z])
+        assert rates.mean() == pytest.approx(level, abs=4 * math.sqrt((both - level**2) / 2_000))
+        # a rate grows with g, so its quantile lies between those of g's shares: √(.99·.01/2000) = 0.0022
+        low, high = (one_key.rate_ceiling(r, level, share=0.99 + sign * 0.0067) for sign in (-1, 1))
+        counting = 3 * math.sqrt(high / 1_500)  # of 1,500 texts
+        assert low - counting < np.quantile(rates, 0.99) < high + counting
     assert one_key.rate_ceiling(0.0, 0.01) == pytest.approx(0.01)
 
 
@@ -154,6 +159,21 @@ def test_the_rate_of_this_key_is_bounded(r: float, texts: int) -> None:
     assert held >= 271
     prior = stats.norm.sf((stats.norm.isf(0.01) - math.sqrt(r) * rng.normal(size=4000)) / math.sqrt(1 - r))
     assert np.std(errors) < max(prior.std(), 0.005)
+
+
+def test_r_that_texts_do_not_exclude_is_two_standard_errors_higher() -> None:
+    assert one_key.Correlation(0.1, 0.05).upper == pytest.approx(0.2)
+    assert one_key.Correlation(-0.2, 0.05).upper == 0.0
+    assert one_key.Correlation(0.5, 1.0).upper < 1.0
+
+
+def test_z_that_vary_as_they_do_over_keys_leave_the_spread_there() -> None:
+    """Unrelated texts: the prior of the spread is 1, and the sample variance of these z, too."""
+    for z in ([-1.0, 0.0, 1.0], [0.5, -0.5, 1.5, 0.5 - math.sqrt(2.0)]):
+        values = np.array(z) / np.std(z, ddof=1)
+        law = one_key.key_on_kind(values, np.eye(len(z), dtype=np.float32))
+        assert (law.mean, law.sd) == (0.0, 0.0)
+        assert law.spread == pytest.approx(1.0, abs=1e-9)
 
 
 def test_copies_do_not_narrow_the_bound() -> None:

@@ -244,5 +244,5 @@ def test_failures_say_what_was_expected() -> None:
     def other():
         raise ConfigError("another error")
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="another error"):
         expect_error(other, InputError, "something")

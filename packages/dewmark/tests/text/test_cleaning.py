@@ -126,7 +126,10 @@ def test_disguised_russian_is_russian() -> None:
 
 
 def test_a_few_mixed_words_do_not_change_foreign_ones() -> None:
-    assert "сор" in forms("The word сор is Russian, and раssword is a disguise.")
+    """Three show a disguise: then a word of look-alikes only is in disguise, too."""
+    mixed = ["раssword", "ассеss", "mеssаgе"]
+    for count, word in ((1, "сор"), (2, "сор"), (3, "cop")):
+        assert word in forms(f"The word сор is Russian, and {' '.join(mixed[:count])} is a disguise.")
 
 
 @given(st.text(alphabet="ab<>/&;#x\n-_*[]()12 \u200b\u00adаоé&nbsp<b>", max_size=60))

@@ -290,6 +290,17 @@ def test_a_built_trie_has_the_layout_of_a_loaded_one(monkeypatch, tmp_path: Path
     assert layouts[0] == layouts[1]
 
 
+def test_two_tokenizers_of_one_size_have_tries_of_their_own(tmp_path: Path) -> None:
+    """A state of one tokenizer's trie means nothing to another one's tokens."""
+    workspace = Workspace(cache=tmp_path)
+    hosts = [FakeHost(400, kind=kind).info for kind in ("words", "bytes")]
+    words, letters = (
+        load_trie(FORMS, host.tokenizer, 400, identity="lexicon", workspace=workspace) for host in hosts
+    )
+    assert not np.array_equal(words.keys, letters.keys)
+    assert len(list((tmp_path / "tries").iterdir())) == 2
+
+
 @pytest.mark.models
 @pytest.mark.parametrize(("host", "languages"), [("smollm2-135m", "en"), ("gemma3-270m", "en de fr ru ar")])
 def test_real_tokenizers_end_the_words_of_the_lexicon(host: str, languages: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import regex
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from dewmark.text.cleaning import clean
 from dewmark.text.words import (
     MAX_FORM,
     SPELLINGS,
+    borrowed_rows,
     cut,
     form_of,
     most_words,
@@ -104,6 +106,12 @@ def test_a_spelling_follows_from_those_of_its_parts() -> None:
         (first, _), (second, factor) = spelling(left), spelling(right)
         assert spelling(left + right)[0] == (first * factor + second) % SPELLINGS
     assert spelling("b2")[0] == spelling("a.b")[0] == spelling("")[0] == -1
+
+
+def test_unlisted_words_borrow_rows_behind_the_first_eighth_of_the_list() -> None:
+    """Row i + 1 belongs to form i; a short list lends none. Other rows would be other marks."""
+    assert borrowed_rows(np.array([0, 1, 7167, 7168]), 8192).tolist() == [1025, 1026, 8192, 1025]
+    assert borrowed_rows(np.array([5]), 4095).tolist() == [0]
 
 
 def test_spellings_rarely_collide() -> None:

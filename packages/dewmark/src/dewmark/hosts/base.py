@@ -319,9 +319,11 @@ def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
 
 
 def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:
-    """Identifies everything that decides a text except its prompt and seed: scheme, key, decoding, host."""
-    marked = "none" if scheme is None else scheme.config_hash
-    return cfg.config_hash(marked, decoding.to_dict(), info.identity)
+    """Identifies what decides a text besides prompt and seed: scheme, key, policy, decoding, host."""
+    marked = ["none"] if scheme is None else [scheme.config_hash]
+    if scheme is not None and scheme.policy is not None:
+        marked.append(scheme.policy)
+    return cfg.config_hash(*marked, decoding.to_dict(), info.identity)
 
 
 def _replay(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
