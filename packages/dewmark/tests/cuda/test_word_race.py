@@ -164,7 +164,7 @@ def test_a_fallback_says_what_it_costs_and_is_counted(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(word_step, "usable", lambda _: True)
     monkeypatch.setattr(word_step, "push_words", lambda *_: None)
     before = fallbacks["texts grow differently"]
-    with pytest.warns(UserWarning, match=r"without kernels.*\(texts grow differently\).* 16 times as long"):
+    with pytest.warns(UserWarning, match=r"without kernels.*\(texts grow differently\).* 50 times as long"):
         tables = new_tables(tmp_path)
     assert not tables.kernels
     assert fallbacks["texts grow differently"] == before + 1
