@@ -1,8 +1,8 @@
 """``/v1/rewrite``: changes that would give a text the mark, for a person to accept or reject.
 
 Needs the package dewmark-rewrite, and the scope ``generate``, since the result carries the tenant's mark. No
-p-value is answered: the page asks ``/v1/detect`` for one, which counts and logs it like any other. The work is
-done in processes of its own (`rewriting`), for two tokens at a time.
+p-value is answered: the page asks ``/v1/detect`` for one, which counts and logs it like any other. Texts are
+rewritten in processes of their own (`rewriting`), for two tokens at a time.
 """
 
 from __future__ import annotations
