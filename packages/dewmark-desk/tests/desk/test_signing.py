@@ -68,17 +68,11 @@ def test_a_document_with_any_changed_character_is_rejected(data: st.DataObject) 
             lambda c: c != document[place]
         )
     )
-    head, payload = document.index("."), document.rindex(".")
-    # a dot more or less; a character of the header, of the other parts
-    reason = (
-        "not a signed document"
-        if "." in (other, document[place])
-        else "not a signed document|alg, kid and typ|EdDSA|typ is unknown|not trusted|signature is wrong"
-        if place < head
-        else "signature is wrong|not a signed document"
-        if place > payload
-        else "signature is wrong"
-    )
+    reason = "not a signed document"
+    if "." not in (other, document[place]):
+        reason += "|signature is wrong"
+        if place < document.index("."):
+            reason += "|alg, kid and typ|signed with EdDSA|typ is unknown|signer that is not trusted"
     with pytest.raises(SignatureError, match=reason):
         verify(document[:place] + other + document[place + 1 :], [KEY.public])
 
