@@ -33,11 +33,12 @@ def installed() -> bool:
 
 def changes(settings: Settings, tenant: str, text: str, budget: float) -> list[dict[str, Any]]:
     """The changes that would give a text the mark of a tenant's key. It blocks: call it in a thread."""
-    own = {
-        name: tuple(each for each in getattr(settings, name) if each[0] == tenant)
-        for name in ("detectors", "keys")
-    }
-    told = {"settings": dataclasses.replace(settings, **own).to_json(), "text": text, "budget": budget}
+    own = dataclasses.replace(
+        settings,
+        detectors=tuple(each for each in settings.detectors if each[0] == tenant),
+        keys=tuple(each for each in settings.keys if each[0] == tenant),
+    )
+    told = {"settings": own.to_json(), "text": text, "budget": budget}
     try:
         made = run(f"{__name__}:rewrite", data=json.dumps(told).encode(), bounds=BOUNDS)
     except (TimeoutError, ChildProcessError):
