@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from dewmark.version import __version__
+from dewmark_desk import rewriting
 from dewmark_desk.http_errors import add_handlers
 from dewmark_desk.middleware import AccessMiddleware
 from dewmark_desk.routes import detect, jobs, operation, reports, rewrite
@@ -45,7 +46,7 @@ def create_app(service: Service) -> FastAPI:
         from dewmark_desk.routes import openai  # needs torch
 
         app.include_router(openai.router)
-    if rewrite.installed():
+    if rewriting.installed():
         app.include_router(rewrite.router)
     add_handlers(app)
     app.add_middleware(AccessMiddleware, service=service)

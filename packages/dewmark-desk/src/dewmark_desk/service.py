@@ -59,7 +59,10 @@ class Service:
         self.reading = FairPool(threads=1, waiting_seconds=3.0 * waiting)
         """For what a language model reads, which takes seconds and cannot be cut."""
         self.uploads = FairPool(threads=2, waiting_seconds=waiting)
-        self.pools = (self.fast, self.slow, self.reading, self.uploads)
+        """For children that read files and compile schemas."""
+        self.rewriting = FairPool(threads=2, waiting_seconds=30.0 * waiting)
+        """For children that rewrite texts: two tokens' at a time, and one of each."""
+        self.pools = (self.fast, self.slow, self.reading, self.uploads, self.rewriting)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None

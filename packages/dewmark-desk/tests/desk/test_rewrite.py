@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from tests.desk.live import SECRETS
+from tests.desk import live
+from tests.desk.live import SECRETS, export
 
 from dewmark.errors import InputError
-from dewmark_desk.routes import rewrite
+from dewmark_desk import rewriting
 
 TEXT = "The committee decided to purchase a large building near the river."
+
+
+@pytest.fixture(scope="module")
+def detectors(tmp_path_factory):
+    """Exported detectors: the process that rewrites opens its tenant's own."""
+    folder = tmp_path_factory.mktemp("detectors")
+    return tuple((each, str(export(folder, each))) for each in SECRETS)
+
+
+@pytest.fixture
+def open_service(open_service, detectors):
+    return lambda **options: open_service(detectors=detectors, **options)
 
 
 class Proposing:
@@ -30,8 +47,10 @@ class Proposing:
 
 @pytest.fixture
 def proposing(monkeypatch):
+    """Rewrites in this process."""
     made = Proposing()
-    monkeypatch.setattr(rewrite, "rewriters", {"rewrite": made})
+    monkeypatch.setattr(rewriting, "rewriters", {"rewrite": made})
+    monkeypatch.setattr(rewriting, "run", lambda _, *, data, bounds: rewriting.rewrite(data))
     return made
 
 
@@ -85,7 +104,65 @@ def test_among_several_tenants_one_is_named(proposing, open_service):
 
 
 def test_without_the_package_there_is_no_route(monkeypatch, open_service):
-    monkeypatch.setattr(rewrite, "rewriters", {})
+    monkeypatch.setattr(rewriting, "rewriters", {})
     client = open_service()
     assert client.post("/v1/rewrite", json={"text": TEXT}).status_code in (404, 405)
     assert client.get("/v1/whoami").json()["rewrites"] is False
+
+
+REWRITER = """
+import os
+from types import SimpleNamespace
+
+def rewrite(text, mark, *, budget):
+    said = f"{os.getpid()} {mark.scheme.fingerprint} {budget}"
+    change = SimpleNamespace(start=0, end=3, old=text[:3], new=said, cost=1.0)
+    return SimpleNamespace(steps=[SimpleNamespace(change=change, z=1.0)])
+"""
+
+
+def test_a_text_is_rewritten_in_another_process(tmp_path, monkeypatch, open_service):
+    (tmp_path / "rewriter.py").write_text(REWRITER)
+    published = tmp_path / "dewmark_rewrite-1.dist-info"  # instead of the real one, which needs a model
+    published.mkdir()
+    (published / "METADATA").write_text("Metadata-Version: 2.1\nName: dewmark-rewrite\nVersion: 1\n")
+    (published / "entry_points.txt").write_text("[dewmark.rewriters]\nrewrite = rewriter:rewrite\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(rewriting, "rewriters", {"rewrite": None})
+    said = open_service(tenants=("acme", "beta")).post("/v1/rewrite", json={"text": TEXT, "tenant": "beta"})
+    (change,) = said.json()["changes"]
+    process, fingerprint, budget = change["new"].split()
+    assert (fingerprint, budget) == (live.bound("beta").fingerprint, "0.1")
+    assert int(process) != os.getpid()
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ChildProcessError])
+def test_a_text_that_takes_too_much_is_refused_in_one_line(proposing, monkeypatch, open_service, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(rewriting, "run", fails)
+    answer = open_service().post("/v1/rewrite", json={"text": TEXT})
+    assert answer.status_code == 422
+    assert "too long or too much memory" in answer.json()["error"]["message"]
+
+
+def test_nobody_s_texts_wait_for_a_text_that_is_rewritten(proposing, monkeypatch, open_service):
+    begun, ending = threading.Event(), threading.Event()
+
+    def waits(_, *, data, bounds):
+        begun.set()
+        ending.wait()
+        return json.dumps([]).encode()
+
+    monkeypatch.setattr(rewriting, "run", waits)
+    client = open_service()
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(client.post, "/v1/rewrite", json={"text": TEXT})
+        begun.wait()
+        try:
+            body = {"text": "the old bridge " * 2_000}  # of the slow pool
+            assert client.post("/v1/detect", json=body).status_code == 200
+        finally:
+            ending.set()
+        assert answer.result().json()["changes"] == []

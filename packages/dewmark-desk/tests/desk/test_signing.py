@@ -78,7 +78,12 @@ def test_a_document_with_any_changed_character_is_rejected(data: st.DataObject) 
             lambda c: c != document[place]
         )
     )
-    with pytest.raises(SignatureError):
+    reason = "not a signed document"
+    if "." not in (other, document[place]):
+        reason += "|signature is wrong"
+        if place < document.index("."):
+            reason += "|alg, kid and typ|signed with EdDSA|typ is unknown|signer that is not trusted"
+    with pytest.raises(SignatureError, match=reason):
         verify(document[:place] + other + document[place + 1 :], [KEY.public])
 
 
@@ -108,6 +113,14 @@ def test_a_signed_payload_with_duplicate_names_is_rejected() -> None:
         verify(f"{message}.{b64(PRIVATE.sign(message.encode()))}", [KEY.public])
 
 
+def test_a_signed_header_with_spaces_is_rejected() -> None:
+    header = json.dumps({"alg": "EdDSA", "kid": THUMBPRINT, "typ": "dewmark-x+jws"}).encode()
+    assert b" " in header
+    message = f"{b64(header)}.{b64(canonical_json(CLAIMS))}"
+    with pytest.raises(SignatureError, match="canonical"):
+        verify(f"{message}.{b64(PRIVATE.sign(message.encode()))}", [KEY.public])
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -123,7 +136,7 @@ def test_a_signed_payload_with_duplicate_names_is_rejected() -> None:
     ],
 )
 def test_garbage_is_rejected_in_one_line(text: str) -> None:
-    with pytest.raises(SignatureError):
+    with pytest.raises(SignatureError, match="not a signed document"):
         verify(text, [KEY.public])
 
 

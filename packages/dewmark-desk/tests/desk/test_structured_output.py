@@ -11,6 +11,8 @@ from tests.desk.live import bound
 from dewmark import Key, Watermark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
+from dewmark.sampling import RandomStreams, draw
+from dewmark.scheme import Needs
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -131,6 +133,41 @@ def test_hosts_that_cannot_write_json_say_so(open_service):
     said = open_service(generates=True).post("/v1/completions", json=asked)
     assert said.status_code == 422
     assert "no tokens" in said.text
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.3])
+def test_a_grammar_that_allows_everything_changes_nothing(letters, temperature):
+    """A mark that sees the final distribution sees it under a grammar, too."""
+    tokenizer, end = letters
+    vocab = tokenizer.get_vocab_size()
+    guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=end)
+    anything = llguidance.LLMatcher.grammar_from_lark("start: /(.|\\n)*/")
+    decoding = Decoding(temperature=temperature)
+    seeds = [1, 2]
+
+    class Final:
+        """Raises the likelier half of what it sees, which is another half before temperature and filters."""
+
+        needs = Needs(final_distribution=True)
+
+        def session(self, *_, **__):
+            return lambda _, scores: scores + (scores > scores.logsumexp(1, keepdim=True) - 5.0) * 3.0
+
+    ids = plain = torch.full((2, 1), tokenizer.encode("a").ids[0])
+    session = GrammarSession(anything, guide, Final(), ids, seeds=seeds)
+    noise = RandomStreams(seeds, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(7)
+    printable = tokenizer.encode("abcdefghijklmnopqrstuvwxyz").ids
+    for step in range(40):
+        logits = torch.full((2, vocab), -float("inf"))
+        logits[:, printable] = 2.0 * torch.randn((2, len(printable)), generator=generator)
+        chosen, _ = session.choose(ids, logits, decoding)
+        unbound, _ = draw(
+            logits, decoding, noise, step, session=Final().session(), input_ids=plain, final=True
+        )
+        ids = torch.cat((ids, chosen[:, None]), dim=1)
+        plain = torch.cat((plain, unbound[:, None]), dim=1)
+    assert ids.tolist() == plain.tolist()
 
 
 @pytest.mark.models

@@ -14,8 +14,8 @@ from dewmark.version import __version__
 from dewmark_desk.api_tokens import Caller, Scope
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.monitoring import CONTENT_TYPE
+from dewmark_desk.rewriting import installed
 from dewmark_desk.routes.dependencies import Desk, GuardedRoute, guarded
-from dewmark_desk.routes.rewrite import installed
 from dewmark_desk.schemas import ExampleResponse, Whoami
 from dewmark_desk.settings import DEMONSTRATION
 from dewmark_desk.signpost import signpost

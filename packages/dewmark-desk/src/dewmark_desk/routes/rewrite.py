@@ -1,8 +1,8 @@
 """``/v1/rewrite``: changes that would give a text the mark, for a person to accept or reject.
 
 Needs the package dewmark-rewrite, and the scope ``generate``, since the result carries the tenant's mark. No
-p-value is answered: the page asks ``/v1/detect`` for one, which counts and logs it like any other. A text is
-one long turn of the slow pool.
+p-value is answered: the page asks ``/v1/detect`` for one, which counts and logs it like any other. Texts are
+rewritten in processes of their own (`rewriting`), for two tokens at a time.
 """
 
 from __future__ import annotations
@@ -12,25 +12,18 @@ import math
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from dewmark import Detector
-from dewmark.registry import Registry
 from dewmark.scheme import check_text
+from dewmark_desk import rewriting
 from dewmark_desk.admission import RATE_SECONDS
 from dewmark_desk.api_tokens import Scope
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.routes.dependencies import CallerOf, Desk, GuardedRoute, RequestId, guarded
-from dewmark_desk.schemas import Change, RewriteRequest, RewriteResponse
+from dewmark_desk.schemas import RewriteRequest, RewriteResponse
 
 router = APIRouter(prefix="/v1", tags=["generation"], route_class=GuardedRoute)
-rewriters = Registry("way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite")
 
 _MOST = 4_000  # characters of a text: some 600 words
 _SECONDS = 0.025  # of work for a character
-
-
-def installed() -> bool:
-    """Whether texts can be rewritten here."""
-    return "rewrite" in rewriters
 
 
 @router.post("/rewrite", **guarded("Propose changes that mark a text", RewriteResponse, Scope.GENERATE))
@@ -51,13 +44,12 @@ async def rewrite(
     async with service.charged(
         caller, 1, requests=math.ceil(seconds / RATE_SECONDS), size=len(body.text.encode())
     ):
-        (made,) = await service.slow.run(
+        (changes,) = await service.rewriting.run(
             lambda texts: [
-                rewriters["rewrite"](each, Detector(tenant.bound), budget=body.budget) for each in texts
+                rewriting.changes(service.settings, tenant.id, each, body.budget) for each in texts
             ],
             [body.text],
             owner=caller.id,
             cost=seconds,
         )
-    changes = [Change.model_validate(step.change, from_attributes=True).model_dump() for step in made.steps]
     return JSONResponse({"request_id": request_id, "tenant": tenant.id, "changes": changes})
