@@ -564,8 +564,8 @@ def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]
         }
         heads = {}
         for name_, how in own.items():
-            given = {"per_minute": 1e6, **how}
-            scope = str(given.pop("scope", name_))
+            scope = str(how.pop("scope", name_))
+            given = how if scope == "detect-public" else {"per_minute": 1e6, **how}
             heads[name_] = {"Authorization": f"Bearer {tokens.new(name_, [scope], **given)[1]}"}  # type: ignore[arg-type]
         arguments = ["--keys", folder, "--require-tokens", "--reader", options.reader]
         arguments += ["--signer", str(where / "signer.pem")]
