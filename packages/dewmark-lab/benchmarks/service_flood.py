@@ -1,15 +1,20 @@
 """The service under attack, beside an ordinary client of another tenant (docs/service.md).
 
     python benchmarks/service_flood.py
-    python benchmarks/service_flood.py --only prompts idle --proxy nginx
+    python benchmarks/service_flood.py --json --only refused table
+    python benchmarks/service_flood.py --keys 50 --only prompts idle --proxy nginx
 
-Starts ``dewmark serve`` on loopback with one worker and 50 keys, and runs one attack after another with a
-token of one tenant, each in a fresh service. Meanwhile a client of another tenant has a text of 150 words
-checked every tenth of a second, which no language model reads. For each attack it prints as JSON the
-seconds until the attacker has its answers (or gives up after ``--seconds``), the statuses it got, the largest
-memory of the worker in MB, and the ordinary client's median, 95th percentile and largest time in seconds; a
-request that failed counts as ``failed``. With ``--proxy nginx`` both go through nginx with the limits of
-docs/service.md.
+Starts ``dewmark serve`` on loopback with one worker and two tenants, and runs one attack after another with
+tokens of one of them, each in a fresh service and for ``--seconds``. Meanwhile a client of the other tenant
+has a text of 150 words checked every tenth of a second, which no language model reads, and another asks for
+``/healthz``. For each attack it prints the other tenant's median and 95th percentile, that of the health
+check, the largest memory of the worker and what the attacker got; a request that was not answered has the
+name of its error for a status. At last 50 clients load a fresh service: requests a second, and the worker's
+memory. The attacks that write use a random model of two layers. All attacks of the default take less than
+six minutes on two idle cores; the clients share the cores with the service.
+
+``--only`` also names attacks that are not in the default. With ``--proxy nginx`` clients go through nginx,
+with the limits of docs/service.md.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime
 import functools
 import io
 import json
@@ -29,18 +35,29 @@ import threading
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from script_inputs import script_parser
-from service_load import ordinary_texts, quantile, serving, workers_of
+from service_load import load, ordinary_texts, quantile, serving, workers_of
 
+from dewmark.config import cache_dir
 from dewmark.core.keys import Key
+from dewmark.encoders.lexicon import load_lexicon
+from dewmark.hosts.fake import tiny_model
+from dewmark.workspace import Workspace
 from dewmark_desk.api_tokens import Tokens
+from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
 
-KEYS = 50
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+WRITING = ("patterns", "described")
 LONG = {"content-type": "application/json"}
 Attack = Callable[["Target"], Awaitable[dict[str, object]]]
 
@@ -61,8 +78,10 @@ http {{
 class Target:
     """A service, and the attacker's tokens."""
 
-    def __init__(self, url: str, heads: dict[str, dict[str, str]], store: Path, seconds: float) -> None:
-        self.url, self.heads, self.store, self.seconds = url, heads, store, seconds
+    def __init__(
+        self, url: str, heads: dict[str, dict[str, str]], store: Path, seconds: float, model: str
+    ) -> None:
+        self.url, self.heads, self.store, self.seconds, self.model = url, heads, store, seconds, model
         self.statuses: Counter[str] = Counter()
 
     async def send(
@@ -75,7 +94,7 @@ class Target:
         try:
             async with (
                 asyncio.timeout(self.seconds),
-                httpx.AsyncClient(base_url=self.url, timeout=self.seconds) as client,
+                httpx.AsyncClient(base_url=self.url, timeout=self.seconds, verify=False) as client,
             ):
                 found = await client.request(method, path, headers=headers, **options)  # type: ignore[arg-type]
         except (httpx.TransportError, TimeoutError) as error:
@@ -83,6 +102,38 @@ class Target:
             return None
         self.statuses[str(found.status_code)] += 1
         return found
+
+    async def until_over(self, method: str, path: str, **options: object) -> None:
+        """The same request again and again."""
+        deadline = time.monotonic() + self.seconds
+        while time.monotonic() < deadline:
+            await self.send(method, path, **options)  # type: ignore[arg-type]
+
+    async def clients(self, number: int, method: str, path: str, **options: object) -> None:
+        """So many clients that send the same request."""
+        await asyncio.gather(*(self.until_over(method, path, **options) for _ in range(number)))
+
+    def asked(self, schema: object) -> dict[str, object]:
+        """A request for an answer that follows a schema."""
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        said = [{"role": "user", "content": "the old bridge"}]
+        return {
+            "model": self.model,
+            "tenant": "k00",
+            "messages": said,
+            "max_tokens": 8,
+            "response_format": form,
+        }
+
+    async def job(self, made: httpx.Response | None) -> str:
+        """How a job ends, and with how many results."""
+        deadline = time.monotonic() + self.seconds
+        while made is not None and made.status_code == 202 and time.monotonic() < deadline:
+            found = await self.send("GET", made.headers["location"])
+            if found is not None and found.json()["state"] in ("done", "failed"):
+                return f"{found.json()['state']}, {found.json()['done']} texts"
+            await asyncio.sleep(0.2)
+        return "not done"
 
     def address(self) -> tuple[str, int]:
         """Host and port."""
@@ -248,25 +299,191 @@ async def uploads(target: Target) -> dict[str, object]:
     return {"other_upload": None if found is None else found.status_code, "other_upload_s": round(seconds, 2)}
 
 
-ATTACKS: dict[str, Attack] = {
-    each.__name__: each
-    for each in (
-        prompts,
-        utf16,
-        lists,
-        keys,
-        below,
-        reading,
-        texts,
-        example,
-        idle,
-        bodies,
-        methods,
-        jobs,
-        rows,
-        uploads,
+async def refused(target: Target) -> dict[str, object]:
+    """Public tokens that cannot pay: half a megabyte, 45 clients at a time."""
+    for i in range(5):  # the next answer about such a text costs four, and two are left of eight
+        await target.send("POST", "/v1/detect", scope="poor", json={"text": f"{text(2_000)} {i}"})
+    many = {"texts": [text(160_000, i) for i in range(3)]}
+    dear = {"text": f"{text(2_000)} {text(400_000, 7)}"}
+    bodies_ = [("broke", json.dumps(many)), ("poor", json.dumps(dear))]
+
+    async def client(i: int) -> None:
+        scope, body = bodies_[i % 2]
+        await target.until_over("POST", "/v1/detect", scope=scope, content=body)
+
+    await asyncio.gather(*map(client, range(45)))
+    return {}
+
+
+async def plain_uploads(target: Target) -> dict[str, object]:
+    """Text files of eight megabytes, two at a time."""
+    data = b"the old bridge \xc3\xa9 " * ((8 << 20) // 18)
+    files = {"file": ("a.txt", data[: (8 << 20) - 100])}
+    await target.clients(2, "POST", "/v1/extract", files=files)
+    return {}
+
+
+async def patterns(target: Target) -> dict[str, object]:
+    """A schema of one kilobyte whose automaton has no end."""
+    schema = {"allOf": [{"type": "string", "pattern": f".*{letter}.{{30}}"} for letter in LETTERS[:20]]}
+    await target.clients(4, "POST", "/v1/chat/completions", scope="generate", json=target.asked(schema))
+    return {}
+
+
+async def described(target: Target) -> dict[str, object]:
+    """Schemas with megabytes of description."""
+    schema = {"type": "object", "description": "the old bridge " * 500_000}
+    await target.clients(2, "POST", "/v1/chat/completions", scope="generate", json=target.asked(schema))
+    return {}
+
+
+async def manifest(target: Target) -> dict[str, object]:
+    """A signed manifest whose software agent is a string, in one of ten texts, and in one of a batch."""
+    hostile = text(900) + hostile_manifest(text(900))
+    many = [text(900, i) for i in range(9)]
+    await target.clients(2, "POST", "/v1/detect", json={"texts": [*many, hostile]})
+    rows = [{"text": each} for each in (*many, hostile)]
+    made = await target.send("POST", "/v1/batches", json={"texts": rows})
+    return {"batch": await target.job(made), "of": len(rows)}
+
+
+async def rewriting(target: Target) -> dict[str, object]:
+    """Texts of 600 words to be rewritten, two at a time."""
+    body = {"text": text(3_900), "budget": 0.5, "tenant": "k00"}
+    await target.clients(2, "POST", "/v1/rewrite", scope="generate", json=body)
+    return {}
+
+
+async def asking(target: Target) -> dict[str, object]:
+    """A public token asks about variants of one text, diluted by words without a mark: answers it gets."""
+    random_, given = random.Random(0), text(900).split()
+
+    def variant() -> str:
+        pieces: list[str] = []
+        for start in range(0, len(given), 12):
+            pieces += [
+                word if random_.random() < 0.9 else random_.choice(_rare())
+                for word in given[start : start + 12]
+            ]
+            pieces += [f"1 2 3 {random_.choice(_rare())}" for _ in range(60)] + ["1 2 3"]
+        return " ".join(pieces)
+
+    deadline = time.monotonic() + target.seconds
+    while time.monotonic() < deadline:
+        found = await target.send("POST", "/v1/detect", scope="detect-public", json={"text": variant()})
+        if found is not None and found.status_code == 403:
+            break
+    return {"answers": target.statuses["200"]}
+
+
+@functools.cache
+def _rare() -> list[str]:
+    forms = load_lexicon(workspace=Workspace(cache_dir())).forms
+    return [form for form in forms[20_000:60_000] if form.isascii()]
+
+
+async def table(target: Target) -> dict[str, object]:
+    """Tables of a thousand reports, three at a time."""
+    made = await target.send("POST", "/v1/reports", json={"text": text(900)})
+    assert made is not None
+    documents = [made.json()["document"]] * 1_000
+    await target.clients(3, "POST", "/v1/reports/table", content=json.dumps({"documents": documents}))
+    return {}
+
+
+async def reports(target: Target) -> dict[str, object]:
+    """Reports on half a megabyte of dense Hangul and of English, one after the other."""
+    letters = [chr(code) for code in range(0xAC00, 0xD7A4)]
+    draw = random.Random(0)
+    hangul = " ".join("".join(draw.choices(letters, k=2)) for _ in range(70_000))
+    for each in (hangul, text(520_000)):
+        await target.send("POST", "/v1/reports", json={"text": each, "tenants": ["k00"], "page": True})
+    return {}
+
+
+async def scores(target: Target) -> dict[str, object]:
+    """The scores of all words of a quarter of a megabyte, four at a time."""
+    body = {"texts": [text(8_000, i) for i in range(30)], "tokens": True, "tenants": ["k00"]}
+    await target.clients(4, "POST", "/v1/detect", content=json.dumps(body))
+    return {}
+
+
+async def many_texts(target: Target) -> dict[str, object]:
+    """Jobs of 20,000 texts, stored and deleted again."""
+    body = json.dumps({"texts": [{"text": f"{i} {text(300, i % 50)}"} for i in range(20_000)]})
+    deadline = time.monotonic() + target.seconds
+    while time.monotonic() < deadline:
+        made = await target.send("POST", "/v1/batches", content=body)
+        if made is not None and made.status_code == 202:
+            await target.send("DELETE", made.headers["location"])
+    return {}
+
+
+def hostile_manifest(text: str) -> str:
+    """A manifest of somebody's own certificate, with a string for an object."""
+    import c2pa
+    import c2pa_text
+
+    action = {"action": "c2pa.created", "softwareAgent": "a string", "digitalSourceType": SOURCE}
+    claim = {
+        "claim_generator_info": [{"name": "somebody", "version": "1"}],
+        "format": "text/plain",
+        "assertions": [{"label": "c2pa.actions", "data": {"actions": [action]}}],
+    }
+    claim["assertions"][0]["label"] = "c2pa.actions.v2"  # type: ignore[index]
+    key = ec.generate_private_key(ec.SECP256R1())
+    root = ec.generate_private_key(ec.SECP256R1())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    chain = [_certificate(key, root, ca=False), _certificate(root, root, ca=True)]
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    info = c2pa.C2paSignerInfo(b"es256", b"".join(each.public_bytes(pem) for each in chain), secret, None)
+    with c2pa.Builder(json.dumps(claim)) as builder, c2pa.Signer.from_info(info) as signer:
+        builder.set_no_embed()
+        signed = builder.sign(signer, "text/plain", io.BytesIO(text.encode()), io.BytesIO())
+    return str(c2pa_text.encode_wrapper(signed))
+
+
+def _certificate(
+    own: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey, *, ca: bool
+) -> x509.Certificate:
+    names = [
+        x509.Name(
+            [
+                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "X"),
+                x509.NameAttribute(NameOID.COMMON_NAME, name),
+            ]
+        )
+        for name in ("root" if ca else "leaf", "root")
+    ]
+    uses = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=ca, crl_sign=ca, encipher_only=False, decipher_only=False,
+        **dict.fromkeys(uses, False),
+    )  # fmt: skip
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    made = (
+        x509.CertificateBuilder(
+            names[1], names[0], own.public_key(), x509.random_serial_number(), now - day, now + day
+        )
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False)
     )
-}
+    if not ca:
+        mail = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION])
+        made = made.add_extension(mail, critical=False)
+    return made.sign(by, hashes.SHA256())
+
+
+DEFAULT: tuple[Attack, ...] = (
+    refused, plain_uploads, patterns, described, manifest, rewriting, asking, table, reports, scores,
+    many_texts,
+)  # fmt: skip
+FURTHER: tuple[Attack, ...] = (
+    prompts, utf16, lists, keys, below, reading, texts, example, idle, bodies, methods, jobs, rows, uploads,
+)  # fmt: skip
+ATTACKS: dict[str, Attack] = {each.__name__: each for each in (*DEFAULT, *FURTHER)}
 
 
 class Ordinary(threading.Thread):
@@ -277,14 +494,15 @@ class Ordinary(threading.Thread):
         self._url, self._head, self._pid = url, head, pid
         self.over = threading.Event()
         self.seconds: list[float] = []
+        self.healthy: list[float] = []
         self.failed: Counter[str] = Counter()
         self.megabytes = 0.0
 
     def run(self) -> None:
         """Ask until it is over."""
         body = {"text": text(900), "read": False}
-        memory = threading.Thread(target=self._watch, daemon=True)
-        memory.start()
+        for beside in (self._watch, self._check):
+            threading.Thread(target=beside, daemon=True).start()
         with httpx.Client(base_url=self._url, timeout=60, headers=self._head) as client:
             while not self.over.is_set():
                 started = time.monotonic()
@@ -298,13 +516,18 @@ class Ordinary(threading.Thread):
                     self.failed[type(error).__name__] += 1
                 self.over.wait(0.1)
 
+    def _check(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self.over.wait(0.1):
+                started = time.monotonic()
+                with contextlib.suppress(httpx.TransportError):
+                    client.get("/healthz")
+                self.healthy.append(time.monotonic() - started)
+
     def _watch(self) -> None:
         while not self.over.wait(0.05):
             for pid in workers_of(self._pid):
-                with contextlib.suppress(OSError, StopIteration):
-                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                    used = next(line for line in lines if line.startswith("VmRSS"))
-                    self.megabytes = max(self.megabytes, int(used.split()[1]) / 1000.0)
+                self.megabytes = max(self.megabytes, resident(pid))
 
 
 @contextlib.contextmanager
@@ -324,70 +547,124 @@ def behind(proxy: str | None, url: str, folder: Path) -> Iterator[str]:
         process.wait(20)
 
 
-def run(name: str, options: argparse.Namespace) -> dict[str, object]:
+def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]:
     """One attack on a fresh service."""
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         for i in range(options.keys):
             Key.generate().save(where / f"k{i:02d}.key")
+        SigningKey.generate().save(where / "signer.pem")
         store = where / "service.db"
         tokens = Tokens(Store(f"sqlite:///{store}"))
-        heads = {
-            scope: {"Authorization": f"Bearer {tokens.new(scope, [scope], per_minute=1e6)[1]}"}
-            for scope in ("detect", "detect-public", "metrics")
+        own: dict[str, dict[str, object]] = {
+            **{scope: {} for scope in ("detect", "detect-public", "metrics", "generate")},
+            "broke": {"scope": "detect-public", "budget": 2},
+            "poor": {"scope": "detect-public", "budget": 8},
+            "other": {"scope": "detect", "tenants": [f"k{options.keys - 1:02d}"]},
         }
-        other = tokens.new("other", ["detect"], tenants=["k49"], per_minute=1e6)[1]
-        heads["other"] = {"Authorization": f"Bearer {other}"}
+        heads = {}
+        for name_, how in own.items():
+            scope = str(how.pop("scope", name_))
+            given = how if scope == "detect-public" else {"per_minute": 1e6, **how}
+            heads[name_] = {"Authorization": f"Bearer {tokens.new(name_, [scope], **given)[1]}"}  # type: ignore[arg-type]
+        arguments = ["--keys", folder, "--require-tokens", "--reader", options.reader]
+        arguments += ["--signer", str(where / "signer.pem")]
+        if name in WRITING:
+            arguments += ["--host-model", model]
         with (
-            serving(
-                "--keys", folder, "--require-tokens", "--reader", options.reader, store=f"sqlite:///{store}"
-            ) as (direct, pid),
+            serving(*arguments, store=f"sqlite:///{store}") as (direct, pid),
             behind(options.proxy, direct, where) as url,
         ):
-            head = heads["other"]
             httpx.post(f"{url}/v1/detect", json={"text": text(900)}, headers=heads["detect"], timeout=120)
-            client = Ordinary(url, head, pid)
+            client = Ordinary(url, heads["other"], pid)
             client.start()
-            time.sleep(2.0)
-            before = len(client.seconds)
-            target = Target(url, heads, store, options.seconds)
+            time.sleep(1.0)
+            before = len(client.seconds), len(client.healthy)
+            target = Target(url, heads, store, options.seconds, model)
             started = time.monotonic()
             found = asyncio.run(ATTACKS[name](target))
             spent = time.monotonic() - started
-            time.sleep(1.0)
             client.over.set()
             client.join(90)
-    during: Sequence[float] = client.seconds[before:]
+    during, healthy = client.seconds[before[0] :], client.healthy[before[1] :]
     return {
         "attack": name,
-        "seconds": round(spent, 2),
-        "statuses": dict(target.statuses),
-        "worker_mb": round(client.megabytes),
-        "other_p50_s": _rounded(quantile(list(during), 0.5)),
-        "other_p95_s": _rounded(quantile(list(during), 0.95)),
+        "seconds": round(spent, 1),
+        "other_p50_s": _rounded(quantile(during, 0.5)),
+        "other_p95_s": _rounded(quantile(during, 0.95)),
         "other_max_s": _rounded(max(during, default=None)),
-        "other_asked": len(during),
-        "other_failed": dict(client.failed),
+        "other_answers": len(during),
+        "failed": dict(client.failed),
+        "health_p95_s": _rounded(quantile(healthy, 0.95)),
+        "worker_mb": round(client.megabytes),
+        "statuses": dict(target.statuses),
         **found,
     }
+
+
+def loaded(clients: int, seconds: float) -> dict[str, object]:
+    """Requests a second of clients that send texts of 150 words, and the worker's memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        Key.generate().save(Path(folder, "k00.key"))
+        with serving("--keys", folder, "--reader", "none") as (url, pid):
+            texts_ = [json.dumps({"text": each}).encode() for each in ordinary_texts(200)]
+            asyncio.run(load(url, texts_, clients=4, seconds=2.0))
+            started = time.monotonic()
+            found = asyncio.run(load(url, texts_, clients=clients, seconds=seconds))
+            spent = time.monotonic() - started
+            (worker,) = workers_of(pid)
+            used = resident(worker)
+    answered = [each for status, each in found if status == 200]
+    return {
+        "load": f"{clients} clients",
+        "requests_per_second": round(len(answered) / spent, 1),
+        "p50_s": _rounded(quantile(answered, 0.5)),
+        "p95_s": _rounded(quantile(answered, 0.95)),
+        "statuses": dict(Counter(str(status) for status, _ in found)),
+        "worker_mb": round(used),
+    }
+
+
+def resident(pid: int) -> float:
+    """Megabytes of a process in memory."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        used = next(line for line in lines if line.startswith("VmRSS"))
+        return int(used.split()[1]) / 1000.0
+    return 0.0
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
+def shown(row: dict[str, object]) -> str:
+    """A row in words."""
+    head, *values = row.items()
+    return f"{head[1]!s:14s} " + ", ".join(f"{name} {value}" for name, value in values)
+
+
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS))
-    parser.add_argument("--keys", type=int, default=KEYS)
+    named = [each.__name__ for each in DEFAULT]
+    parser.add_argument("--only", nargs="*", choices=[*ATTACKS, "load"], default=[*named, "load"])
+    parser.add_argument("--keys", type=int, default=2, help="tenants, of which the last one is not attacked")
     parser.add_argument("--reader", default="none", help="language model that reads the texts")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="how long the attacker waits for an answer"
+        "--seconds", type=float, default=8.0, help="of an attack, and of waiting for an answer"
     )
+    parser.add_argument("--clients", type=int, default=50, help="of the load at last")
     parser.add_argument("--proxy", choices=["nginx"], help="put a reverse proxy in front")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each attack")
     options = parser.parse_args()
-    for name in options.only:
-        print(json.dumps({**run(name, options), "load_average": os.getloadavg()[0]}), flush=True)
+    with tempfile.TemporaryDirectory() as model:
+        network, tokenizer = tiny_model(context=2048)
+        network.save_pretrained(model)
+        tokenizer.save_pretrained(model)
+        for name in options.only:
+            row = loaded(options.clients, 10.0) if name == "load" else run(name, options, model)
+            row = {**row, "load_average": round(os.getloadavg()[0], 1), "cores": os.cpu_count()}
+            print(json.dumps(row) if options.json else shown(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,12 @@ def serving(*arguments: str, store: str | None = None) -> Iterator[tuple[str, in
             yield json.loads(line)["url"], service.pid
         finally:
             service.terminate()
-            service.wait(60)
+            try:
+                service.wait(15)
+            except subprocess.TimeoutExpired:  # it finishes what an attacker asked for
+                for each in (*workers_of(service.pid), service.pid):
+                    os.kill(each, signal.SIGKILL)
+                service.wait(60)
 
 
 def measure(url: str, pid: int, options: argparse.Namespace) -> dict[str, object]:

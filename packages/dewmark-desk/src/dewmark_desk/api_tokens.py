@@ -212,15 +212,15 @@ class Tokens:
             caller = self.revoke(caller.id)
         return caller if caller.revoked is None else None
 
-    def check(self, caller: Caller) -> None:
-        """Raise `Rejected` if even one more text would be, before anything is known about the request."""
+    def check(self, caller: Caller, texts: int = 1) -> None:
+        """Raise `Rejected` if so many texts would be, before anything else is known about the request."""
         if not caller.id:
             return
         with self._store.read() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == caller.id)).one()
         now = self._clock()
-        if _exceeds(row, texts=1, size=1):
-            raise Rejected(texts=1)
+        if _exceeds(row, texts=texts, size=texts):
+            raise Rejected(texts=texts)
         wait = min(row.free_at, row.free_at + 60.0 / row.per_minute - BURST) - now
         if 0.0 < wait <= _LONGEST_DEBT:
             raise Rejected(wait=wait)

@@ -113,6 +113,8 @@ async def examine(
     service: Service, caller: Caller, request: str, endpoint: str, queries: Sequence[Query], how: Examination
 ) -> list[Answer]:
     """The answers to a caller's queries."""
+    if len(queries) > 1:  # one was checked before the body was read
+        await service.check_limits(caller, len(queries))
     queries, parts = await service.in_thread(_planned, queries, how, service.settings)
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more

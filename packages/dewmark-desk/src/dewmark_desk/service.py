@@ -128,9 +128,9 @@ class Service:
         """Run a blocking function, such as one that uses the store, in a thread."""
         return await anyio.to_thread.run_sync(function, *arguments)
 
-    async def check_limits(self, caller: Caller) -> None:
-        """Raise `Rejected` if a caller's rate or budget would not cover one more text."""
-        await self.in_thread(self.tokens.check, caller)
+    async def check_limits(self, caller: Caller, texts: int = 1) -> None:
+        """Raise `Rejected` if a caller's rate or budget would not cover so many more texts."""
+        await self.in_thread(self.tokens.check, caller, texts)
 
     @contextlib.asynccontextmanager
     async def charged(

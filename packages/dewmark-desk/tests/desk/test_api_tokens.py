@@ -77,6 +77,13 @@ class TestLifetime:
         clock.now += 1.1
         assert other.caller(text) is None
 
+    def test_a_token_has_ended_at_the_moment_it_expires(self, tokens, clock):
+        caller, text = tokens.new("desk", ["detect"], days=1.0)
+        clock.now = caller.expires - 1e-3
+        assert tokens.caller(text)
+        clock.now = caller.expires
+        assert tokens.caller(text) is None
+
     def test_setting_the_clock_back_revives_no_token(self, store_url):
         day, ticks = Clock(), Clock()
         tokens, other = (Tokens(Store(store_url), clock=day, ticks=ticks) for _ in range(2))
@@ -170,6 +177,13 @@ class TestSpending:
             tokens.spend(caller, 6)
         assert rejected.value.texts == 6
         assert tokens.left(caller) == 5
+
+    def test_what_has_no_rate_is_paid_whatever_is_owed(self, tokens):
+        caller, _ = tokens.new("desk", ["detect"], per_minute=1, budget=5)
+        assert spends(tokens, caller, 1, requests=3)
+        assert not spends(tokens, caller, 1)
+        assert spends(tokens, caller, 4, requests=0)
+        assert not spends(tokens, caller, 1, requests=0)
 
     def test_refund_returns_the_budget(self, tokens):
         caller, _ = tokens.new("desk", ["detect"], budget=5, budget_bytes=100)

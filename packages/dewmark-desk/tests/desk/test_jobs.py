@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts
 
-from dewmark_desk.jobs import ATTEMPTS, Item, Jobs, ScoredItem, TooManyJobs
+from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
 TEXTS = plain_texts(24, 60)
@@ -105,6 +107,64 @@ class TestLeases:
         with pytest.raises(TooManyJobs) as all_:
             submit(workers[0], "you", limit=2)
         assert (own.value.own, all_.value.own) == (True, False)
+
+
+class TestManyTexts:
+    """SQLite has one lock for all writers, which no job may hold for long."""
+
+    MANY: ClassVar = [Item(i, f"text {i}", None, "en") for i in range(1_200)]
+
+    def test_rows_are_written_and_deleted_in_short_transactions(self, store, workers, monkeypatch):
+        changed, write = [], store.write
+
+        @contextlib.contextmanager
+        def counted():
+            with write() as connection:
+                before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+                yield connection
+                after = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+            changed.append(after - before)
+
+        if store._engine.dialect.name != "sqlite":
+            pytest.skip("counts SQLite's changes")
+        monkeypatch.setattr(store, "write", counted)
+        jobs, options = workers[0], {"tenant": "acme", "test": None, "owner_limit": 4, "limit": 8}
+        made = jobs.submit("me", texts=self.MANY, **options)
+        job = jobs.claim(["acme"])
+        assert [item.number for item in jobs.open_items(job, count=2_000)] == list(range(1_200))
+        jobs.finish(job, error="x")
+        jobs.delete(made.id)
+        jobs.delete(jobs.submit("me", kind=BATCH, texts=self.MANY, **options).id)
+        assert sum(changed) >= 8 * 1_200
+        assert max(changed) <= 2 * 500 + 1  # of two tables, and the job's lease
+        with store.read() as connection:
+            assert connection.execute(sa.select(items)).all() == []
+            assert connection.execute(sa.select(texts)).all() == []
+
+    def test_a_job_that_is_not_stored_yet_is_run_by_nobody(self, workers, store, clock, monkeypatch):
+        mine, other = workers
+        briefly, found = mine._briefly, []
+
+        def once():
+            if found:
+                raise KeyboardInterrupt  # the worker dies
+            found.append(other.claim(["acme"]))
+            return briefly()
+
+        monkeypatch.setattr(mine, "_briefly", once)
+        monkeypatch.setattr(mine, "delete", lambda _: None)
+        options = {"tenant": "acme", "test": None, "owner_limit": 1, "limit": 8}
+        with pytest.raises(KeyboardInterrupt):
+            mine.submit("me", named="j_mine", texts=self.MANY, **options)
+        assert found == [None]
+        assert other.get("j_mine").to_dict()["state"] == "queued"
+        with pytest.raises(TooManyJobs):
+            other.submit("me", texts=self.MANY[:1], **options)
+        clock.now += 21.0
+        assert other.claim(["acme"]) is None
+        assert other.get("j_mine") is None
+        with store.read() as connection:
+            assert connection.execute(sa.select(texts)).all() == []
 
 
 class TestAudit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -81,6 +82,19 @@ def test_every_text_has_a_row_without_its_words(open_service, log):
         assert row["spans"] == [[each.start, each.end, each.reason] for each in spans]
     assert not any(word in log.read_text() for word in made["choices"][0]["text"].split() if len(word) > 5)
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_is_written_off_the_event_loop(open_service, log, monkeypatch, stream):
+    def noted(*arguments, **options):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return append_jsonl(*arguments, **options)
+
+    monkeypatch.setattr("dewmark_desk.routes.openai.append_jsonl", noted)
+    client = open_service(generates=True, policy="default", policy_log=str(log))
+    assert client.post("/v1/completions", json={**ASKED, "stream": stream}).status_code == 200
+    assert len(rows(log)) == 1
 
 
 def test_streams_are_logged_too(open_service, log):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import dataclasses
 import io
@@ -19,6 +20,7 @@ from dewmark.errors import ConfigError
 from dewmark.types import Detection, ForgeryTest, Verdict
 from dewmark_desk.browser_detector import FORMAT
 from dewmark_desk.detection_report import REPORT, render_report, report_claims
+from dewmark_desk.routes import detect, reports
 from dewmark_desk.settings import Settings
 from dewmark_desk.signing import SigningKey, verify
 
@@ -210,3 +212,28 @@ def test_an_unmarked_text_has_no_origin() -> None:
     plain = claims_of(MARKED)["origin"]
     assert plain["attributable"] is None
     assert plain["member"] is None
+
+
+def test_large_answers_are_made_off_the_event_loop(signing, monkeypatch):
+    """There they would keep all other requests waiting."""
+    where: list[str] = []
+
+    def off(name, function):
+        def noted(*arguments, **options):
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                asyncio.get_running_loop()
+            where.append(name)
+            return function(*arguments, **options)
+
+        return noted
+
+    desk = bearer(signing, "detect")
+    document = signing.post("/v1/reports", json={"text": plain_text()}, headers=desk).json()["document"]
+    for name in ("verify", "table_csv", "report_claims"):
+        monkeypatch.setattr(reports, name, off(name, getattr(reports, name)))
+    monkeypatch.setattr(detect, "JSONResponse", off("answer", detect.JSONResponse))
+    asked = {"/v1/reports/table": {"documents": [document] * 600}, "/v1/reports": {"text": plain_text()}}
+    asked["/v1/detect"] = {"text": plain_text(), "tokens": True}
+    for path, body in asked.items():
+        assert signing.post(path, json=body, headers=desk).status_code == 200
+    assert where == ["verify"] * 600 + ["table_csv", "report_claims", "answer"]

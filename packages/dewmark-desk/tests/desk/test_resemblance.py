@@ -165,6 +165,13 @@ def test_what_cannot_be_paid_for_is_not_compared(client, monkeypatch):
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "budget_spent")
 
 
+def test_what_cannot_be_paid_for_is_not_even_measured(client, monkeypatch):
+    monkeypatch.setattr("dewmark_desk.examining.admitted", None)  # it is never called
+    head = bearer(client, "detect-public", budget=2)
+    refused = client.post("/v1/detect", json={"texts": [text(0), text(1), text(2)]}, headers=head)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "budget_spent")
+
+
 def test_comparing_has_its_turn_in_a_pool(client, monkeypatch):
     where, ask = [], client.service.resemblance.ask
 
