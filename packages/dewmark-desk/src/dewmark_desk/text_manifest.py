@@ -239,8 +239,9 @@ def _described(found: dict[str, Any], failures: set[str], clean: str) -> Manifes
 def _shown(manifest: Manifest) -> Manifest:
     """With names that can be shown: a certificate may call itself anything."""
     fields = ("signer", "generator", "model", "time", "fingerprint")
-    said = {name: value for name in fields if (value := getattr(manifest, name)) is not None}
-    return dataclasses.replace(manifest, **{name: one_line(value) for name, value in said.items()})
+    said: Json = {name: value for name in fields if (value := getattr(manifest, name)) is not None}
+    said |= {name: one_line(value) for name, value in said.items()}
+    return dataclasses.replace(manifest, **said)
 
 
 def _has_selectors(text: str) -> bool:
