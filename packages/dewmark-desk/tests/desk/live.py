@@ -18,7 +18,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -107,6 +107,17 @@ def _written(scheme: BoundScheme | None, count: int, words: int) -> tuple[str, .
     return tuple(one.text for one in made)
 
 
+PATIENCE = 300.0  # seconds: a test that hangs ends, and a slow machine has time for everything
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process will do."""
+    last = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
 def make_service(
     folder: Path, *, tenants: tuple[str, ...] = ("acme",), generates: bool = False, **settings: Any
 ) -> Service:
@@ -143,7 +154,8 @@ def live_service(folder: Path, *, service: Service | None = None, **options: Any
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def export(folder: Path, tenant: str = "acme") -> Path:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 from tests.desk.conftest import bearer
-from tests.desk.live import bound, marked_texts, plain_texts
+from tests.desk.live import bound, marked_texts, plain_texts, until
 from tests.desk.test_jobs import ended
 
 from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
-from dewmark_desk.store import Store, items
+from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as stored_texts
 
 MARKED, PLAIN = marked_texts(12, 60), plain_texts(24, 60)
@@ -56,12 +55,12 @@ class TestResults:
         ended(client, where)
         with client.service.store.read() as connection:
             assert connection.execute(sa.select(stored_texts)).all() == []
-        for _ in range(100):  # the log is cut just after the job has ended
+
+        def are_gone() -> bool:
             data = b"".join(file.read_bytes() for file in tmp_path.glob("service.db*"))
-            if not any(text[:40].encode() in data for text in TEXTS):
-                return
-            time.sleep(0.05)
-        raise AssertionError("a text is still in the database's files")
+            return not any(text[:40].encode() in data for text in TEXTS)
+
+        until(are_gone)  # the log is cut just after the job has ended
 
     def test_several_tenants_are_corrected_for(self, open_service):
         client = open_service(tenants=("acme", "beta"))
@@ -164,14 +163,22 @@ def test_ended_jobs_expire_with_their_results(client, monkeypatch):
 def test_a_slow_chunk_keeps_its_job(tmp_path):
     """A reader may take longer for a chunk than a lease lasts."""
     store = Store(f"sqlite:///{tmp_path}/jobs.db")
-    slow, other = (Jobs(store, lease=0.3) for _ in range(2))
+    now = [1000.0]
+    slow, other = (Jobs(store, lease=0.06, clock=lambda: now[0]) for _ in range(2))
     slow.submit("me", tenant="acme", test=None, texts=[Item(0, "a")], owner_limit=1, limit=1)
     job = slow.claim(["acme"])
+
+    def is_renewed() -> bool:
+        with store.read() as connection:
+            return connection.execute(sa.select(jobs.c.leased_until)).scalar() == now[0] + 0.06
+
     with slow.keeping(job):
-        time.sleep(0.7)
-        assert other.claim(["acme"]) is None
+        for _ in range(3):
+            now[0] += 0.05
+            until(is_renewed)
+            assert other.claim(["acme"]) is None
     assert slow.record(job, [ScoredItem(0, 1, 0.5)])
-    time.sleep(0.4)  # nobody renews it any more, as if the worker had died
+    now[0] += 0.07  # nobody renews it any more, as if the worker had died
     assert other.claim(["acme"]).id == job.id
 
 

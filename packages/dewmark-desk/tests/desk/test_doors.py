@@ -6,8 +6,7 @@ import json
 
 import pytest
 from tests.desk.conftest import bearer
-from tests.desk.live import bound, make_service, marked_text, plain_text
-from tests.desk.test_processes import until
+from tests.desk.live import bound, make_service, marked_text, plain_text, until
 
 from dewmark_desk import examining
 from dewmark_desk.examining import seeds_of

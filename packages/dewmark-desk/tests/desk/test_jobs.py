@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
 from tests.desk.conftest import bearer
-from tests.desk.live import bound, make_service, marked_texts, plain_texts
+from tests.desk.live import bound, make_service, marked_texts, plain_texts, until
 
 from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
@@ -40,12 +39,14 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
 
 
 def ended(client, location: str, headers=None) -> dict:
-    for _ in range(600):
-        job = client.get(location, headers=headers).json()
-        if job["state"] in ("done", "failed"):
-            return job
-        time.sleep(0.02)
-    raise AssertionError(job)
+    job: dict = {}
+
+    def is_over() -> bool:
+        job.update(client.get(location, headers=headers).json())
+        return job["state"] in ("done", "failed")
+
+    until(is_over)
+    return job
 
 
 class TestLeases:

@@ -6,7 +6,6 @@ import json
 import logging
 import pkgutil
 import socket
-import time
 from collections import Counter
 
 import pytest
@@ -240,13 +239,6 @@ class TestOverload:
         refused = client.get("/v1/jobs")
         assert refused.status_code == 503
         assert SECRET not in refused.text
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 120.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestResponses:

@@ -7,15 +7,18 @@ their checks; `dewmark.sampling` applies them to logits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import TypedDict
 
+from dewmark.arguments import checked
 from dewmark.errors import ConfigError
 
 __all__ = ["CHAT_DECODING", "Decoding", "DecodingOptions", "check_int"]
 
 
+@functools.partial(checked, types=False)  # its own checks say the range, too
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
     """How the next token is chosen.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 import numpy as np
 
+from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.opening import load_scheme, open_reader
@@ -46,6 +47,7 @@ T = TypeVar("T")
 _FORMAT = 1
 
 
+@checked
 class DetectsMarks:
     """Detection with a bound ``scheme``, shared by `Detector` and `dewmark.Watermark`."""
 
@@ -93,6 +95,7 @@ class DetectsMarks:
         return locate(text, self.detecting, prompt=prompt, fpr=fpr)
 
 
+@checked
 class Detector(DetectsMarks):
     """A bound ``scheme`` to detect with, from a key or from a folder that `save` wrote."""
 

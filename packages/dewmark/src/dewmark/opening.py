@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from dewmark import hosts
+from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
@@ -47,6 +48,7 @@ __all__ = ["DEFAULT_HOST", "identified", "identify", "load_scheme"]
 DEFAULT_HOST = "smollm2-135m"
 
 
+@checked
 def load_scheme(
     key: Key,
     *,
@@ -64,6 +66,7 @@ def load_scheme(
     return bound if expectations is None else bound.reading_with(expectations)
 
 
+@checked
 def identify(
     texts: Sequence[str],
     keys: Sequence[Key],

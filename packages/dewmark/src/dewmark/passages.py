@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from dewmark.arguments import checked
 from dewmark.capabilities import GivesEvidence, capability, n_hypotheses
 from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme, check_texts
@@ -101,6 +102,7 @@ class Located(Decision):
         return f"marked passages: {found or 'none'}; whole text: {self.detection}"
 
 
+@checked
 def locate(
     text: str,
     bound: BoundScheme | Iterable[BoundScheme],

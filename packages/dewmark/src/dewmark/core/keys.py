@@ -39,6 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dewmark.arguments import checked
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import KeyFileError
 from dewmark.storage import atomic_write, read_small
@@ -57,6 +58,7 @@ _NUMBERS = re.compile(r"\d{1,99}(,\d{1,99})*")  # int() reads no number of thous
 _EPOCH = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
+@checked
 class Key:
     """A secret watermarking key of 32 bytes. ``numbers`` are the key of a serving engine, if it is one.
 

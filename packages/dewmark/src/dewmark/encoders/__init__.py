@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dewmark.arguments import checked
 from dewmark.errors import ModelError
 from dewmark.registry import ENCODERS, unknown_name
 from dewmark.workspace import Progress, silent
@@ -23,6 +24,7 @@ loaded: dict[tuple[str, str], Encoder] = {}
 _lock = threading.Lock()
 
 
+@checked
 def load_encoder(name: str, *, progress: Progress | None = None, device: str = "auto") -> Encoder:
     """Load an encoder: a registered name (``use-m3``, ``minilm``), a local folder, or a hub id.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
+from dewmark.arguments import checked
 from dewmark.extras import require
 from dewmark.models.packaged import PACKAGED
 from dewmark.registry import HOSTS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["chat_format", "host_info", "load_host"]
 
 
+@checked
 def load_host(
     name: str, *, device: str = "auto", dtype: str = "auto", progress: Progress | None = None
 ) -> Host:

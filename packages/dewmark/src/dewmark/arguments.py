@@ -1,0 +1,116 @@
+"""Arguments of the public functions: a wrong one is a `ConfigError` of one line that says what to write.
+
+`checked` reads names and simple types from the signature, so a parameter is described in one place. Ranges
+are checked by the functions themselves, and texts by `dewmark.scheme.check_text`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from dewmark.errors import ConfigError
+from dewmark.registry import SCHEMES
+
+__all__ = ["checked"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+_LOAD_KEY = "a Key (load a file with Key.load(path))"
+
+
+def _is_key(value: object) -> bool:
+    return any(each.__name__ == "Key" for each in type(value).__mro__)  # which stands above this module
+
+
+def _are_keys(value: object) -> bool:
+    return not isinstance(value, str | bytes) and hasattr(value, "__iter__") and all(map(_is_key, value))
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+# What an annotation accepts, and how it is called; parameters annotated otherwise are not checked.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "float": (_is(Real), "a number"),
+    "int": (_is(Integral), "a whole number"),
+    "bool": (_is(bool), "True or False"),
+    "str": (_is(str), "text"),
+    "None": (lambda value: value is None, "None"),
+    "Mapping[str, Any]": (_is(Mapping), "a dict"),
+    "Key": (_is_key, _LOAD_KEY),
+    "Sequence[Key]": (_are_keys, f"a list of keys, each {_LOAD_KEY}"),
+}
+_TEXTS = ("text", "prompt")  # for which there is an InputError
+
+
+def checked(target: T, *, types: bool = True) -> T:
+    """A function, or a class with its public methods, that rejects wrong arguments in one line."""
+    if not isinstance(target, type):
+        return _checked(target, target.__qualname__, types=types)
+    for name, member in list(vars(target).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        called = target.__name__ if name == "__init__" else f"{target.__name__}.{name}"
+        if isinstance(member, classmethod):
+            setattr(target, name, classmethod(_checked(member.__func__, called, types=types)))
+        elif inspect.isfunction(member):
+            setattr(target, name, _checked(member, called, types=types))
+    return target
+
+
+def _checked(function: T, name: str, *, types: bool) -> T:
+    signature = inspect.signature(function)
+    kinds = {
+        each.name: parts
+        for each in signature.parameters.values()
+        if types and each.name not in _TEXTS and each.kind is not each.VAR_KEYWORD
+        if set(parts := str(each.annotation).split(" | ")) <= _KINDS.keys()
+    }
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - those of the function
+        try:
+            given = signature.bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise _misnamed(name, signature, named, error) from None
+        for each, parts in kinds.items():
+            if each in given and not any(_KINDS[part][0](given[each]) for part in parts):
+                wanted = " or ".join(_KINDS[part][1] for part in parts if part != "None")
+                got = type(given[each]).__name__  # a key's text may be the secret itself
+                got += "" if _LOAD_KEY in wanted else f" {given[each]!r:.60}"
+                raise ConfigError(f"{each} must be {wanted}, got {got}")
+        return function(*arguments, **named)
+
+    return call  # type: ignore[return-value]  # with the signature of the function
+
+
+def _misnamed(
+    name: str, signature: inspect.Signature, named: Mapping[str, Any], error: TypeError
+) -> ConfigError:
+    """The error for a call that does not fit a signature."""
+    known = [each for each in signature.parameters if each != "self"]
+    wrong = next((each for each in named if each not in known), None)
+    if wrong is None:
+        return ConfigError(f"{name}: {error}; its parameters: {', '.join(known)}")
+    settings = _settings(named) if "settings" in known else []
+    near = difflib.get_close_matches(wrong, [*known, *settings], n=1)
+    hint = f"known: {', '.join(known)}"
+    if near:
+        meant = near[0] if near[0] in known else f"settings={{{near[0]!r}: …}}"
+        hint = f"did you mean {meant}?"
+    return ConfigError(f"{name} has no parameter {wrong!r}; {hint}")
+
+
+def _settings(named: Mapping[str, Any]) -> list[str]:
+    """The parameters of the scheme that a call names."""
+    try:
+        return [field.name.rstrip("_") for field in dataclasses.fields(SCHEMES[named.get("scheme", "dew")])]
+    except (ConfigError, ImportError, AttributeError, TypeError):
+        return []
