@@ -99,7 +99,7 @@ def test_strongest_token_dominates_its_context():
     boosts = boosts_of(marked, base, h=2)
     after = boosts.after(torch.tensor([[1, 2], [2, 1], [50, 51]]))
     assert torch.equal(after[0], after[1])  # order does not matter
-    assert after[0, 7] == pytest.approx(1.0, abs=0.15)  # all three terms agree
+    assert after[0, 7] == pytest.approx(1.0, abs=1e-3)  # all three terms agree; ties add 0.0001
     only = boosts_of(marked, base, h=2, single_weight=0.0).after(torch.tensor([[1, 2]]))
     assert after[0, 7] > only[0, 7] - 1e-6
 

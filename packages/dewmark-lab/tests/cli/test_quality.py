@@ -61,7 +61,7 @@ def test_all_measures_are_compared_on_one_page_and_in_json(quality, tmp_path, ba
         assert compared["worst"] in (0, 1)
         assert compared["margin"] == 1000
         if name not in ("top_share", "odds"):  # these have no texts without words
-            assert measured["marked"] - measured["unmarked"] == pytest.approx(difference["value"], abs=0.2)
+            assert measured["marked"] - measured["unmarked"] == pytest.approx(difference["value"], abs=1e-9)
     page = (tmp_path / "q" / "quality.md").read_text(encoding="utf-8")
     assert page.count("\n| ") == 2 + len(row["measures"])
     assert "Every measure is within its margin." in page

@@ -166,7 +166,7 @@ def test_a_kind_whose_texts_go_together_is_told_apart() -> None:
     assert middle.independent == 40  # given the key, logs are independent draws
     assert middle.prediction is not None
     assert middle.prediction.ceiling == pytest.approx(
-        stats.norm.sf(2.326 * (1 - 0.8**0.5) / 0.2**0.5), rel=0.1
+        stats.norm.sf(2.326 * (1 - 0.8**0.5) / 0.2**0.5), rel=2e-3
     )
     assert found.overall[1].independent == 121  # among all texts the logs are one
     assert groups["logs"].trust is groups["prose"].trust is Trust.TRUSTED
@@ -185,7 +185,7 @@ def test_the_published_r_describes_uneven_correlations() -> None:
     g = np.random.default_rng(0).normal(size=200_000)
     r = whole.together.matched
     rates = stats.norm.cdf((np.sqrt(r) * g - 2.326) / np.sqrt(1.0 - r))
-    assert rates.var() == pytest.approx(variance, rel=0.15)
+    assert rates.var() == pytest.approx(variance, rel=0.05)
     assert r > 2.0 * whole.together.r
     assert predicted.floor < 0.01 < one_key.rate_ceiling(whole.together.r, 0.01) < predicted.ceiling
 
