@@ -35,7 +35,7 @@ import threading
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import httpx
@@ -59,7 +59,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 WRITING = ("patterns", "described")
 LONG = {"content-type": "application/json"}
-Attack = Callable[["Target"], Awaitable[dict[str, object]]]
+Attack = Callable[["Target"], Coroutine[None, None, dict[str, object]]]
 
 NGINX = """
 pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off; worker_processes 1;

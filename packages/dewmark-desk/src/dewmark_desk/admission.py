@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dewmark.dew.expected import READ
 from dewmark.text.words import most_words
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.settings import Settings
@@ -34,6 +33,7 @@ RATE_SECONDS = 0.5  # of work that count as one text against a token's rate
 _DOCUMENT_BYTES = 1 << 16  # of a signed report, which anyone may have verified
 _FORM_BYTES = 4096  # around an uploaded file
 _PROMPT = 2_048  # characters of a prompt that are read: the last words are context
+_READ = 4_096  # words of a text that the packaged reader reads
 _LONG_PROMPT = 8_192  # the same for a language model that reads the text
 
 _BARE = bytes(set(range(256)) - set(b'",[]{}'))  # all but what structures a document
@@ -134,7 +134,7 @@ def seconds_of(query: Query, how: Examination) -> float:
     seconds = sum(
         0.004 + 12e-6 * units + 1.5e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants
     )
-    seconds += 6e-6 * units + 45e-6 * min(units, READ)  # the packaged reader, once for all keys
+    seconds += 6e-6 * units + 45e-6 * min(units, _READ)  # the packaged reader, once for all keys
     if how.passages:
         crowded = min(units / 2_000, 1.0)  # short texts have few windows
         seconds += (20e-6 + 160e-6 * crowded) * units + keys * (0.005 + (20e-6 + 60e-6 * crowded) * units)

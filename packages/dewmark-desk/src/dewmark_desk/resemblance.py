@@ -31,11 +31,9 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from dewmark.config import cache_dir
-from dewmark.dew.reading import LexiconReader
-from dewmark.dew.scheme import DEW
+from dewmark.core.keys import Key
+from dewmark.opening import load_scheme
 from dewmark.text.words import words
-from dewmark.workspace import Workspace
 from dewmark_desk.api_tokens import Caller
 from dewmark_desk.store import Store, asked, tokens
 from dewmark_desk.verdicts import Query
@@ -197,5 +195,6 @@ class Resemblance:
 
 
 @functools.cache
-def _reader() -> LexiconReader:
-    return DEW().open_reader(Workspace(cache_dir()))
+def _reader() -> Any:  # noqa: ANN401 - of the default scheme; no key enters it
+    bound: Any = load_scheme(Key(bytes(32)), host=None, settings={})
+    return bound.reader

@@ -13,6 +13,7 @@ from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
 from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
+from dewmark.storage import append_jsonl
 from dewmark_desk.policy_proof import _ASKED, parses, prove
 
 pytest.importorskip("llguidance")
