@@ -25,7 +25,8 @@ from dewmark.scheme import BoundScheme
 from dewmark.types import Detection, Generation
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
-from dewmark_desk.structured_output import constrained, grammar_of, object_schema
+from dewmark_desk.json_grammar import grammar_of, object_schema
+from dewmark_desk.structured_output import constrained
 
 __all__ = ["Proof", "mean_score", "parses", "prove", "span_scores"]
 
