@@ -12,6 +12,7 @@ CORE_PYTHON := $(or $(call works,python3.13 $(wildcard $(HOME)/.pyenv/versions/3
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
+MUTANTS ?= 300
 TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
@@ -20,7 +21,7 @@ TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
 	test-engines test-llamacpp test-sglang test-vllm test-vllm-next \
-	desk-pictures images image outputs wheels golden lint docs format clean
+	desk-pictures images image outputs wheels golden mutants lint docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +108,11 @@ test-engines: ## every engine that this machine runs, and the versions that ran
 
 golden: $(VENV)/.dev ## compare texts, p-values and detectors with the golden record
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.golden.record check
+
+mutants: $(VENV)/.dev ## which small faults the tests notice, in docs/mutants.md (over an hour; AREA=dew: a part)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.mutants.run --size $(MUTANTS) --areas $(AREA) \
+		--also $(ALSO) --commit '$(COMMIT)' --only '$(ONLY)' $(if $(BUDGET),--budget $(BUDGET)) \
+		--report $(if $(AREA)$(COMMIT)$(ONLY),build/mutants/part.md,docs/mutants.md)
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .
