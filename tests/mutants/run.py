@@ -401,6 +401,8 @@ class Examiner:
         self.costs: dict[str, dict[str, float]] = {name: {} for name in sets}
         for row in rows:
             self.costs[row["set"]] |= row["costs"]
+        # The first test of a file pays for what its tests share; whichever test runs alone pays it again.
+        self.opening = {row["tests"]: next(iter(row["costs"].values()), 0.0) for row in rows}
         self.lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         for row in rows:
             for line, tests in row["lines"].items():
@@ -413,7 +415,9 @@ class Examiner:
         """The tests that reach a fault, the fastest first; outside of functions those that reach its file."""
         place = f"{mutant.file}:{mutant.statement}" if mutant.statement else mutant.file
         tests = self.lines.get((name, place), set()) & self.costs[name].keys()
-        return sorted(tests, key=lambda test: (self.costs[name][test], test))
+        return sorted(
+            tests, key=lambda test: (self.opening[test.partition("::")[0]] + self.costs[name][test], test)
+        )
 
     def examine(self, mutant: Mutant) -> tuple[Row, str]:
         """The set of tests that notices a fault, or None, and what it cost to know."""
@@ -427,10 +431,14 @@ class Examiner:
             if stage in row["sets"]:
                 continue
             name, spent, chosen = "fast" if stage == "module" else stage, 0.0, []
+            opened: set[str] = set()
             for test in tests if stage == "module" else [test for test in tests if test not in module]:
-                spent += self.costs[name][test]
-                if stage == "module" or spent <= BUDGET:
+                file = test.partition("::")[0]
+                price = self.costs[name][test] + (0.0 if file in opened else self.opening[file])
+                if stage == "module" or spent + price <= BUDGET:
                     chosen.append(test)
+                    opened.add(file)
+                    spent += price
                 else:
                     row["left"] += 1
             row["sets"] = [*row["sets"], stage]
@@ -465,8 +473,9 @@ class Examiner:
         order = sorted(files, key=lambda file: (files[file], file))
         tests = sorted(tests, key=lambda test: order.index(test.partition("::")[0]))
         wanted = {test: place for place, test in enumerate(tests)}
+        expected = files.total() + sum(self.opening[file] for file in order)
         with planted(self.tree, mutant):
-            done = run_tests(self.tree, order, SETS[name], files.total(), wanted)
+            done = run_tests(self.tree, order, SETS[name], expected, wanted)
         row["seconds"] = round(row["seconds"] + done["seconds"], 1)
         return done["failed"]
 
