@@ -49,6 +49,7 @@ from service_load import load, ordinary_texts, quantile, serving, workers_of
 from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.encoders.lexicon import load_lexicon
+from dewmark.extras import require
 from dewmark.hosts.fake import tiny_model
 from dewmark.workspace import Workspace
 from dewmark_desk.api_tokens import Tokens
@@ -421,8 +422,8 @@ async def many_texts(target: Target) -> dict[str, object]:
 
 def hostile_manifest(text: str) -> str:
     """A manifest of somebody's own certificate, with a string for an object."""
-    import c2pa
-    import c2pa_text
+    c2pa = require("c2pa", extra="c2pa", package="dewmark-desk")
+    c2pa_text = require("c2pa_text", extra="c2pa", package="dewmark-desk")
 
     action = {"action": "c2pa.created", "softwareAgent": "a string", "digitalSourceType": SOURCE}
     claim = {
