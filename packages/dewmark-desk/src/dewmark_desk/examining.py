@@ -53,6 +53,8 @@ from dewmark_desk.verdicts import Answer, Examination, Query
 
 __all__ = ["Examination", "Query", "examination", "examine", "seeds_of"]
 
+_SHORT = 20_000  # characters, which are planned in less time than a thread takes over
+
 
 def examination(
     service: Service,
@@ -115,7 +117,9 @@ async def examine(
     """The answers to a caller's queries."""
     if len(queries) > 1:  # one was checked before the body was read
         await service.check_limits(caller, len(queries))
-    queries, parts = await service.in_thread(_planned, queries, how, service.settings)
+    plan = functools.partial(_planned, queries, how, service.settings)
+    short = sum(len(query.text) for query in queries) <= _SHORT
+    queries, parts = plan() if short else await service.in_thread(plan)
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
     check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
