@@ -192,7 +192,7 @@ class TextGenerator:
 
     def can_mark(self, tenant: str, decoding: Decoding) -> bool:
         """Whether these decoding options leave a choice to put the tenant's mark into."""
-        return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
+        return decoding.takes_likeliest is None or not self.writers[tenant].needs.sampling
 
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
         if request.grammar is None and not request.marked:

@@ -8,6 +8,7 @@ around the mark. A provider who wants JSON unmarked says so in a policy (`dewmar
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import tempfile
@@ -73,6 +74,7 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
             f"{bound.host.name} has no tokens for such an answer: leave out response_format and tools"
         )
     changed = copy.copy(bound)
+    changed.needs = dataclasses.replace(bound.needs, sampling=marked and bound.needs.sampling)
     changed.session = functools.partial(  # type: ignore[method-assign]
         GrammarSession, grammar, guide, bound if marked else None
     )

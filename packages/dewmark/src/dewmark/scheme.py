@@ -207,12 +207,8 @@ class BoundScheme(ABC):
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
+        self.needs = scheme.needs
         self.languages = LanguagePolicy(known=scheme.languages, every=scheme.language_free)
-
-    @property
-    def needs(self) -> Needs:
-        """What the scheme requires."""
-        return self.scheme.needs
 
     @property
     def config_hash(self) -> str:

@@ -50,12 +50,19 @@ def test_beam_search_is_rejected_when_it_exchanges_rows(host, chooser):
 
 def test_greedy_decoding_writes_what_it_writes_without_a_mark_and_says_so(host, chooser):
     plain = generate(host, do_sample=False)
-    with pytest.warns(UserWarning, match="this text carries no mark: greedy.*use do_sample=True") as warned:
+    with pytest.warns(
+        UserWarning, match="this text carries no mark: do_sample=False.*use do_sample=True"
+    ) as warned:
         marked = generate(host, watermarking_config=WatermarkingConfig(chooser), do_sample=False)
     assert warned[0].filename == __file__  # the caller's line
     assert torch.equal(marked, plain)
-    with pytest.raises(ConfigError, match="greedy decoding always takes the likeliest token"):
-        generate(host, watermarking_config=WatermarkingConfig(chooser, greedy="refuse"), do_sample=False)
+    refusing = WatermarkingConfig(chooser, greedy="refuse")
+    for options, said in (
+        ({"do_sample": False}, "do_sample=False"),
+        ({"do_sample": True, "top_k": 1}, "top_k 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"{said} always takes the likeliest token"):
+            generate(host, watermarking_config=refusing, **options)
     with pytest.raises(ConfigError, match="'unmarked' or 'refuse', got 'no'"):
         WatermarkingConfig(chooser, greedy="no").validate()
 
@@ -106,7 +113,7 @@ def test_a_choosing_processor_rejects_beam_search(host, chooser):
 
 
 def test_a_choosing_processor_rejects_greedy_decoding(chooser):
-    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
+    with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest"):
         chooser.processor(IDS, decoding=Decoding(temperature=0.0))
 
 

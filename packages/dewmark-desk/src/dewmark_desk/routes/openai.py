@@ -267,8 +267,6 @@ async def _respond(
     exempt = _exempt(body, decoding, tenant, service)
     unsigned = body.response_format is not None and body.response_format.type != "text"
     signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
-    if grammar is not None and decoding.temperature == 0.0:
-        decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     wanted = [
         GenerationRequest(

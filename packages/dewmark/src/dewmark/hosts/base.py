@@ -311,11 +311,8 @@ def check_conversation(messages: object, what: str) -> Conversation:
 
 def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
     """Raise `ConfigError` if the scheme cannot mark text that is decoded like this."""
-    if decoding.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
-        raise ConfigError(
-            f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} puts its mark in "
-            "the choice between tokens: use a temperature above 0"
-        )
+    if scheme is not None and scheme.needs.sampling:
+        decoding.check_samples(scheme.scheme.name)
 
 
 def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:

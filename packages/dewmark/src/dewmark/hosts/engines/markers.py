@@ -19,7 +19,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.engines.vllm_config import GREEDY, EngineConfig, MarkRequest, config_from_environment
+from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
 from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
@@ -66,11 +66,12 @@ class Markers:
         self._rows: dict[str, Rows] = {}
         self._warm()
 
-    def wanted(self, extra_args: Mapping[str, Any] | None, *, temperature: float) -> MarkRequest | None:
+    def wanted(self, extra_args: Mapping[str, Any] | None, *, decoding: Decoding) -> MarkRequest | None:
         """What to mark a request with; None for no mark, which is logged where nobody asked for none."""
-        found = self._config.mark_request(extra_args, temperature=temperature)
+        found = self._config.mark_request(extra_args, decoding=decoding)
         if found is None and self._config.key_id(extra_args) is not None:
-            self._log.info("dewmark leaves a request at temperature 0 without a mark: there is no choice")
+            option = decoding.takes_likeliest
+            self._log.info("dewmark leaves a request at %s without a mark: there is no choice", option)
         return found
 
     def open(
@@ -181,17 +182,6 @@ def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor
             return marked
         logits[indices] = marked
     return logits
-
-
-def decoding_of(params: Any) -> Decoding:  # noqa: ANN401 - an engine's sampling parameters
-    """The temperature and filters of a request, which the mark applies itself if it draws."""
-    top_k = int(params.top_k)
-    return Decoding(
-        temperature=max(params.temperature, GREEDY),
-        top_k=top_k if 0 < top_k < 1 << 30 else 0,
-        top_p=params.top_p,
-        min_p=params.min_p,
-    )
 
 
 def served_host(model: str, width: int, config: EngineConfig) -> HostInfo:

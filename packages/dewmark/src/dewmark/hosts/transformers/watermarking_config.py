@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import BaseWatermarkingConfig, GenerationMode
 from transformers.generation.logits_process import LogitsProcessor
 
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.sampling import Session
 from dewmark.scheme import BoundScheme
@@ -33,6 +34,7 @@ _ASSISTED = (
     "assisted generation writes tokens ahead and takes them back",
     "leave out prompt_lookup_num_tokens and assistant models",
 )
+_LEAVE_A_CHOICE = "use do_sample=True, and options that leave a choice"
 _SAMPLE = "use num_beams=1 and do_sample=True"
 
 
@@ -71,11 +73,14 @@ class WatermarkingConfig(BaseWatermarkingConfig):
             mode = options.get_generation_mode()
             if mode is GenerationMode.ASSISTED_GENERATION:
                 raise _not_drawn(self.scheme, *_ASSISTED)
-            if mode is GenerationMode.GREEDY_SEARCH:
-                said = f"greedy decoding always takes the likeliest token, and {_in_the_draw(self.scheme)}"
+            given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+            sampling = Decoding(**{name: value for name, value in given.items() if value is not None})
+            greedy = mode is GenerationMode.GREEDY_SEARCH
+            if option := "do_sample=False" if greedy else sampling.takes_likeliest:
+                said = f"{option} always takes the likeliest token, and {_in_the_draw(self.scheme)}"
                 if self.greedy == "refuse":
-                    raise ConfigError(f"{said}: use do_sample=True")
-                warnings.warn(f"this text carries no mark: {said}; use do_sample=True", stacklevel=5)
+                    raise ConfigError(f"{said}: {_LEAVE_A_CHOICE}")
+                warnings.warn(f"this text carries no mark: {said}; {_LEAVE_A_CHOICE}", stacklevel=5)
                 return _Unmarked()
             if mode is not GenerationMode.SAMPLE:
                 name = str(mode.value).replace("_", " ")
