@@ -116,6 +116,11 @@ class GrammarSession(ChoosingSession):
         self._start, self._read = prompt_ids.shape[1], 0
         self._noise: RandomStreams | None = None
 
+    measures = True  # by the session that marks
+
+    def room(self) -> torch.Tensor | None:
+        return None if self._session is None else self._session.room()
+
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
         import torch
 

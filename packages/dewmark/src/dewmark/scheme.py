@@ -33,6 +33,7 @@ from dewmark.decoding import Decoding
 from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
+from dewmark.room import NO_ROOM, Room
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Seeds, TokenScore, TokenScores
@@ -257,6 +258,15 @@ class BoundScheme(ABC):
         from dewmark.sampling import SessionProcessor
 
         return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
+
+    def unmarked_reason(self, room: Room | None, *, fpr: float = DEFAULT_FPR) -> str | None:
+        """Why a text that was written with the mark counts as unmarked; None if it is marked.
+
+        ``room`` is what its decoding left, if that is known, and ``fpr`` the level at which it is judged.
+        """
+        if room is None or room.suffices(fpr=fpr, reader=self.expectations):
+            return None
+        return NO_ROOM
 
     # Detection
 
