@@ -207,10 +207,10 @@ def test_generation_ends_when_the_client_goes(tmp_path, monkeypatch):
     steps = []
     real = TextStream.take
 
-    def slow(self, token):
+    def slow(self, token, room):
         steps.append(token)
         time.sleep(0.01)
-        real(self, token)
+        real(self, token, room)
 
     monkeypatch.setattr(TextStream, "take", slow)
     wanted = {**COMMON, "max_tokens": 1000, "prompt": "the old bridge"}
