@@ -20,6 +20,7 @@ import hashlib
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ _sglang = require("sglang.srt.sampling.custom_logit_processor", extra="sglang")
 _context = require("sglang.srt.runtime_context", extra="sglang")
 
 _TEXT = "_dewmark_text"  # our attribute of SGLang's request
+_END = "_dewmark_end"  # another one, by which its end is noticed
 _log = logging.getLogger("sglang.dewmark")
 _lock = threading.Lock()
 _markers: dict[str, Markers] = {}  # by device
@@ -117,13 +119,20 @@ def _opened(
     if mark is None:
         return None
     seed = getattr(params, "sampling_seed", None)
-    return markers.open(
+    text = markers.open(
         mark,
         list(request.origin_input_ids),
         request.output_ids,
         seed=_seed(config, mark.key_id, request.rid) if seed is None else seed,
         decoding=decoding,
     )
+    setattr(request, _END, end := _End())
+    weakref.finalize(end, markers.ended, text)
+    return text
+
+
+class _End:
+    """Lives as long as SGLang's request, which says nothing when it ends."""
 
 
 def _seed(config: EngineConfig, key_id: str, name: str) -> int:

@@ -130,6 +130,7 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
         gone = self._batch.pop(index, None)
         if gone is not None:
             self._parked.append(gone.text)
+            self._markers.ended(gone.text)
 
     def _penalties(self, params: Any) -> tuple[float, float, float] | None:  # noqa: ANN401 - SamplingParams
         presence, frequency, repetition = (float(getattr(params, name)) for name in _NEUTRAL)
@@ -202,6 +203,7 @@ class SecondRunnerProcessor(_second.LogitsProcessor):  # type: ignore[misc, name
         gone = self._requests.pop(req_idx, None)
         if gone is not None and gone.texts:
             self._parked.append(gone)
+            self._markers.ended(gone.texts[-1])
         mark = self._markers.wanted(sampling_params.extra_args, decoding=decoding_of(sampling_params))
         if mark is None:
             return False
