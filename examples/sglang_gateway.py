@@ -23,15 +23,17 @@ import json
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dewmark.errors import ConfigError
 from dewmark.hosts.engines import vllm_config
-from dewmark.hosts.engines.vllm_config import config_from_environment
+from dewmark.hosts.engines.vllm_config import config_from_environment, decoding_of
 from dewmark.manifests import MANIFESTS, Signs
 
 if TYPE_CHECKING:
+    from dewmark.decoding import Decoding
     from dewmark_desk.text_manifest import SignedAnswers
 
 CONFIG = "DEWMARK_SGLANG_CONFIG"
@@ -54,19 +56,27 @@ def admitted(path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(params: dict[str, Any]) -> dict[str, Any]:
-    said, temperature = params.get("custom_params") or {}, params.get("temperature")
+    said = params.get("custom_params") or {}
     if not isinstance(said, dict):
         raise ConfigError("custom_params must be an object")
-    if temperature is not None and not isinstance(temperature, (int, float)):
-        raise ConfigError("temperature must be a number")
-    greedy = params.get("top_k") == 1 or temperature == 0
-    mark = config_from_environment(CONFIG).mark_request(said, temperature=0.0 if greedy else 1.0)
+    mark = config_from_environment(CONFIG).mark_request(said, decoding=_decoding(params))
     seeded = params.get("seed", params.get("sampling_seed")) is not None
     if mark is not None and seeded and (params.get("n") or 1) != 1:
         raise ConfigError(
             "SGLang gives all n samples one seed, so they would be one text: leave out n or the seed"
         )
     return {**params, "custom_params": said}  # without it SGLang does not name the request
+
+
+def _decoding(params: dict[str, Any]) -> Decoding:
+    """What a request says of temperature and filters."""
+    options = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
+    for name in options:
+        if (value := params.get(name)) is not None:
+            if not isinstance(value, (int, float)):
+                raise ConfigError(f"{name} must be a number")
+            options[name] = value
+    return decoding_of(SimpleNamespace(**options))
 
 
 def signed_answers(
@@ -80,7 +90,7 @@ def signed_answers(
     if is_read_by_programs(body):
         return None
     config, said = config_from_environment(variable), body.get("custom_params") or body.get("vllm_xargs")
-    mark = config.mark_request(said, temperature=body.get("temperature") or 1.0)
+    mark = config.mark_request(said, decoding=_decoding(body))
     key = mark and vllm_config.load_key(config.keys[mark.key_id])
     return SignedAnswers(
         functools.partial(

@@ -31,10 +31,19 @@ def test_values_out_of_range_are_named(settings) -> None:
         Decoding(**settings)
 
 
-def test_a_mark_in_the_sampling_needs_a_temperature() -> None:
-    Decoding(temperature=0.1).check_samples()
-    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
-        Decoding(temperature=0.0).check_samples()
+def test_a_mark_in_the_sampling_needs_a_choice() -> None:
+    for some in ({"temperature": 0.1}, {"top_k": 2}, {"top_p": 1e-5}, {"min_p": 0.99}):
+        Decoding(**some).check_samples()
+    for none, remedy in (
+        ({"temperature": 0.0}, "temperature 0 .*use a temperature above 0"),
+        ({"temperature": 1e-6}, "temperature 1e-06 "),
+        ({"top_k": 1}, "top_k 1 .*leave out top_k"),
+        ({"top_p": 1e-6}, "top_p 1e-06 "),
+        ({"min_p": 1.0}, "min_p 1 "),
+    ):
+        with pytest.raises(ConfigError, match=f"{remedy}") as error:
+            Decoding(**none).check_samples("dew")
+        assert "always takes the likeliest token, and dew puts its mark in the choice" in str(error.value)
 
 
 def test_only_filters_remove_tokens() -> None:

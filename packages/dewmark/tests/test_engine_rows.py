@@ -153,7 +153,7 @@ def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, 
 
 def test_temperature_must_be_positive(host, tmp_path) -> None:
     rows = open_rows(bound_for("kgw", host, tmp_path), CPU)
-    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
+    with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest"):
         rows.open([5], [], seed=0, decoding=Decoding(temperature=0.0))
 
 

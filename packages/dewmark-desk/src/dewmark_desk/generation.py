@@ -32,7 +32,9 @@ from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.policy import Policy, policed
+from dewmark.room import Room
 from dewmark.scheme import BoundScheme
+from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.structured_output import constrained
 
@@ -90,6 +92,7 @@ class TextStream:
         self.request = request
         self.tokens = 0
         self.reason = "stop"  # or "length"; final after the last piece
+        self.room: Room | None = None  # what the text has left to the mark so far
         self._decode = decode
         self._ids: list[int] = []
         self._sent = 0  # characters
@@ -107,8 +110,9 @@ class TextStream:
         """Stop, because the reader has gone."""
         self.open = False
 
-    def take(self, token: int | None) -> None:
+    def take(self, token: int | None, room: Room | None = None) -> None:
         """Add the next token, or None at the end of the text. Called by the generating thread."""
+        self.room = room
         if token is None:
             self.end()
             return
@@ -173,9 +177,13 @@ class TextGenerator:
         max_waiting: int,
         batch_size: int,
         policy: Policy | None = None,
+        fpr: float = DEFAULT_FPR,
     ) -> None:
-        """``writers`` are the marks by tenant; ``chat`` is the host's chat format."""
-        self.policy = policy
+        """``writers`` are the marks by tenant; ``chat`` is the host's chat format.
+
+        ``fpr`` is the level at which texts will be judged.
+        """
+        self.policy, self._fpr = policy, fpr
         self.host, self.writers, self.name, self.chat = host, dict(writers), name, chat
         self._max_waiting, self._batch_size = max_waiting, batch_size
         self._streams: deque[TextStream] = deque()
@@ -192,7 +200,14 @@ class TextGenerator:
 
     def can_mark(self, tenant: str, decoding: Decoding) -> bool:
         """Whether these decoding options leave a choice to put the tenant's mark into."""
-        return decoding.temperature > 0.0 or not self.writers[tenant].needs.sampling
+        return decoding.takes_likeliest is None or not self.writers[tenant].needs.sampling
+
+    def unmarked_reason(self, stream: TextStream) -> str | None:
+        """Why a finished text carries no mark, or none that could be found; None if it is marked."""
+        request = stream.request
+        if not request.marked:
+            return request.exempt
+        return self.writers[request.tenant].unmarked_reason(stream.room, fpr=self._fpr)
 
     def _writer(self, request: GenerationRequest) -> BoundScheme | None:
         if request.grammar is None and not request.marked:
@@ -217,7 +232,7 @@ class TextGenerator:
         log can be checked.
         """
         request, policy, text = stream.request, self.policy, stream.text
-        bound = self.writers[request.tenant]
+        bound, unmarked = self.writers[request.tenant], self.unmarked_reason(stream)
         member_of = getattr(bound, "member_of", None)
         spans = policy.spans(text, request.prompt) if policy is not None and request.marked else []
         return {
@@ -229,8 +244,9 @@ class TextGenerator:
             "scheme": bound.scheme.name,
             "member": member_of(request.seed) if member_of is not None and request.marked else None,
             "payload": request.payload,
-            "marked": request.marked,
-            "exempt": request.exempt,
+            "marked": unmarked is None,
+            "unmarked": unmarked,
+            "room": None if stream.room is None else round(stream.room.z, 1),
             "tokens": stream.tokens,
             "characters": len(text),
             "spans": [[each.start, each.end, each.reason] for each in spans],
@@ -296,10 +312,10 @@ class TextGenerator:
     def _generate(self, streams: list[TextStream]) -> None:
         decodings = [stream.request.decoding for stream in streams]
 
-        def hand_out(step: list[int | None]) -> bool:
-            for stream, token in zip(streams, step, strict=True):
+        def hand_out(step: list[int | None], rooms: Sequence[Room | None]) -> bool:
+            for stream, token, room in zip(streams, step, rooms, strict=True):
                 if stream.open:
-                    stream.take(token)
+                    stream.take(token, room)
             return any(stream.open for stream in streams)
 
         self.host.stream(

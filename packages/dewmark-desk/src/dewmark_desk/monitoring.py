@@ -112,6 +112,8 @@ class Metrics:
         name, about = "dewmark_request_seconds", "Seconds until the end of the response."
         self.seconds = Histogram(name, about, ["route"], buckets=_SECONDS, registry=own)
         self.texts = Counter("dewmark_texts", "Scored texts.", ["endpoint", "verdict"], registry=own)
+        about = "Generated texts: marked, or why they are not (greedy, no_room, opted_out, short)."
+        self.generated = Counter("dewmark_generated_texts", about, ["mark"], registry=own)
         self.written = Counter("dewmark_written_tokens", "Generated tokens.", registry=own)
         self.waiting = Gauge(
             "dewmark_waiting", "Texts waiting for a thread.", multiprocess_mode="livesum", registry=own

@@ -8,6 +8,7 @@ around the mark. A provider who wants JSON unmarked says so in a policy (`dewmar
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -47,6 +48,7 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
             f"{bound.host.name} has no tokens for such an answer: leave out response_format and tools"
         )
     changed = copy.copy(bound)
+    changed.needs = dataclasses.replace(bound.needs, sampling=marked and bound.needs.sampling)
     changed.session = functools.partial(  # type: ignore[method-assign]
         GrammarSession, grammar, guide, bound if marked else None
     )
@@ -91,6 +93,11 @@ class GrammarSession(ChoosingSession):
         self._final = bound is not None and bound.needs.final_distribution
         self._start, self._read = prompt_ids.shape[1], 0
         self._noise: RandomStreams | None = None
+
+    measures = True  # by the session that marks
+
+    def room(self) -> torch.Tensor | None:
+        return None if self._session is None else self._session.room()
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
         import torch

@@ -267,18 +267,21 @@ def is_read_by_programs(request: Json) -> bool:
 class SignedAnswers:
     """Appends what ``manifest`` makes of a text to the texts of one answer of OpenAI's format, or nothing.
 
-    In a stream the manifest is a piece of its own, before the one that says how the choice ended.
+    In a stream the manifest is a piece of its own, before the one that says how the choice ended. Choices
+    that say ``"marked": false`` get what ``unmarked`` makes of their texts, if it is given.
     """
 
-    def __init__(self, manifest: Callable[[str], str] | None) -> None:
-        self._manifest = manifest
+    def __init__(
+        self, manifest: Callable[[str], str] | None, unmarked: Callable[[str], str] | None = None
+    ) -> None:
+        self._manifest, self._unmarked = manifest, unmarked or manifest
         self._texts: dict[int, str] = defaultdict(str)
 
     def whole(self, answer: Json) -> Json:
         """A finished answer, with manifests."""
         for choice in answer.get("choices", ()):
             holder, name = (choice["message"], "content") if "message" in choice else (choice, "text")
-            holder[name] = self._signed(holder.get(name))
+            holder[name] = self._signed(holder.get(name), choice)
         return answer
 
     def piece(self, chunk: Json) -> Iterator[Json]:
@@ -290,7 +293,7 @@ class SignedAnswers:
             if choice.get("finish_reason") is None:
                 continue
             text = self._texts.pop(index)
-            if appended := (self._signed(text) or "")[len(text) :]:
+            if appended := (self._signed(text, choice) or "")[len(text) :]:
                 more = said + appended
                 words = {"text": more} if delta is None else {"delta": {**delta, "content": more}}
                 yield {**chunk, "choices": [{**choice, **words, "finish_reason": None}]}
@@ -298,7 +301,8 @@ class SignedAnswers:
                 choice |= ended
         yield chunk
 
-    def _signed(self, text: str | None) -> str | None:
-        if self._manifest is None or text is None or not text.strip():
+    def _signed(self, text: str | None, choice: Json) -> str | None:
+        manifest = self._unmarked if choice.get("marked") is False else self._manifest
+        if manifest is None or text is None or not text.strip():
             return text
-        return text + self._manifest(text)
+        return text + manifest(text)

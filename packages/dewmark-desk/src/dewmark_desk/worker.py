@@ -52,6 +52,7 @@ def open_service(settings: Settings) -> Service:
             max_waiting=settings.max_waiting_completions,
             batch_size=settings.generation_batch_size,
             policy=None if settings.policy is None else load_policy(settings.policy),
+            fpr=settings.fpr,
         )
     return Service(settings, tenants, generator=generator)
 

@@ -135,6 +135,7 @@ def make_service(
             max_waiting=32,
             batch_size=8,
             policy=None if "policy" not in settings else load_policy(settings["policy"]),
+            fpr=Settings(**values).fpr,
         )
     return Service(Settings(**values), known, generator=generator)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_text, plain_text, until
+from tests.desk.live import host as tiny_host
 
+from dewmark.core.keys import Key
+from dewmark.registry import SCHEMES
+from dewmark.workspace import Workspace
 from dewmark_desk import examining
 from dewmark_desk.examining import seeds_of
 from dewmark_desk.routes.openai import ChatRequest, CompletionRequest
@@ -81,6 +86,62 @@ def test_whatever_a_request_asks_for_its_text_is_marked_or_says_that_it_is_not(w
         assert body["temperature"] > 0.0
         if body.get("top_p", 1.0) == 1.0:
             assert all(bound("acme").detect(text).is_marked for text in certain), (field, value)
+
+
+FOUND = [{}, {"temperature": 2.0}, {"top_p": 1.0}, {"temperature": 1.5, "top_p": 0.95}]
+NOT_FOUND = [{"temperature": 0.01}, {"top_p": 1e-5}, {"top_p": 0.01}, {"temperature": 0.01, "top_p": 0.5}]
+
+
+@pytest.fixture
+def dew(monkeypatch, bag_encoder, tmp_path):
+    """The default scheme on the tiny host."""
+    made = SCHEMES["dew"]().bind(Key(bytes(range(32))), tiny_host().info, Workspace(cache=tmp_path))
+    monkeypatch.setattr("tests.desk.live.bound", lambda name: made)
+    return made
+
+
+def test_the_default_scheme_says_of_every_text_whether_its_mark_can_be_found(dew, open_service, tmp_path):
+    """Texts of 100 words, with extremes that leave much room or next to none: at 1% neither is luck."""
+    log = tmp_path / "marked.jsonl"
+    client = open_service(generates=True, policy_log=str(log))
+    body = {
+        "model": "tiny",
+        "tenant": "acme",
+        "prompt": "the old bridge",
+        "max_tokens": 100,
+        "n": 2,
+        "seed": 3,
+    }
+    said = Counter()
+    for change in (*FOUND, *NOT_FOUND):
+        answer = client.post("/v1/completions", json={**body, **change}).json()
+        rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()][-2:]
+        for choice, row in zip(answer["choices"], rows, strict=True):
+            found = dew.detect(choice["text"]).is_marked
+            assert choice["marked"] is row["marked"] is found, (change, choice, row)
+            assert choice["unmarked"] == row["unmarked"] == (None if found else "no_room")
+            assert row["room"] < 1.2 or change in FOUND
+            said[change in FOUND, found] += 1
+        assert answer["marked"] is all(choice["marked"] for choice in answer["choices"])
+    assert said[True, True] >= 5  # a text may end early
+    assert said[False, True] == 0
+    streamed = client.post("/v1/completions", json={**body, "temperature": 0.01, "stream": True}).text
+    events = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
+    ends = [each for event in events for each in event["choices"] if each["finish_reason"]]
+    assert [(end["marked"], end["unmarked"]) for end in ends] == [(False, "no_room")] * 2
+    metrics = client.get("/metrics").text
+    assert f'dewmark_generated_texts_total{{mark="marked"}} {said[True, True]}.0' in metrics
+    assert f'dewmark_generated_texts_total{{mark="no_room"}} {18 - said[True, True]}.0' in metrics
+
+
+def test_options_that_never_leave_a_choice_are_refused_or_unmarked(dew, open_service, tmp_path):
+    body = {"model": "tiny", "tenant": "acme", "prompt": "the old bridge", "max_tokens": 5}
+    (tmp_path / "strict").mkdir()
+    strict = open_service(make_service(tmp_path / "strict", generates=True, greedy="refuse"))
+    for change, option in (({"temperature": 0}, "temperature 0"), ({"top_p": 1e-6}, "top_p 1e-06")):
+        refused = strict.post("/v1/completions", json={**body, **change})
+        assert refused.status_code == 422
+        assert f"{option} always takes the likeliest token" in refused.json()["error"]["message"]
 
 
 def test_greedy_texts_say_that_they_are_unmarked_or_are_refused(writing, open_service, tmp_path, caplog):

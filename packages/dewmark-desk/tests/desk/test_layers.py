@@ -54,7 +54,7 @@ def test_the_command_signs_and_reads_both_layers(us, files, tmp_path, capsys, mo
     key = tmp_path / "my.key"
     Key(bytes(range(32))).save(key)
     wrote = ["generate", "--key", str(key), "--prompt", "the old bridge", "--continue"]
-    wrote += ["--max-new-tokens", "20"]
+    wrote += ["--max-new-tokens", "80", "--min-new-tokens", "80"]  # room for the mark that it names
     assert main([*wrote, "--certificate", files[0], "--certificate-key", files[1], "-q"]) == 0
     text = tmp_path / "text.txt"
     text.write_text(capsys.readouterr().out, encoding="utf-8")

@@ -206,11 +206,11 @@ class TestTenants:
 def test_generation_ends_when_the_client_goes(tmp_path, monkeypatch):
     long, real = [], TextStream.take
 
-    def held(self, token):
+    def held(self, token, room):
         if self.request.decoding.max_new_tokens == 1000 and self.tokens == 3:
             long.append(self)
             until(lambda: not self.open)  # it would go on, if nobody noticed that the client has gone
-        real(self, token)
+        real(self, token, room)
 
     monkeypatch.setattr(TextStream, "take", held)
     wanted = {**COMMON, "max_tokens": 1000, "prompt": "the old bridge"}

@@ -77,7 +77,7 @@ def test_every_text_has_a_row_without_its_words(open_service, log):
     for row, choice in zip(found, made["choices"], strict=True):
         assert row["policy"] == Policy().version
         assert row["key_fingerprint"] == bound("acme").fingerprint
-        assert (row["marked"], row["exempt"]) == (True, None)
+        assert (row["marked"], row["unmarked"]) == (True, None)
         assert row["characters"] == len(choice["text"])
         spans = Policy().spans(choice["text"], "the old bridge")
         assert row["spans"] == [[each.start, each.end, each.reason] for each in spans]
@@ -110,5 +110,5 @@ def test_requests_opt_out_only_where_that_is_allowed(open_service, log):
     client = open_service(generates=True, opt_out=True, policy="default", policy_log=str(log))
     assert client.post("/v1/completions", json={**ASKED, "mark": False}).json()["marked"] is False
     client.post("/v1/completions", json={**ASKED, "temperature": 0})
-    assert [row["exempt"] for row in rows(log)] == ["opted_out", "greedy"]
+    assert [row["unmarked"] for row in rows(log)] == ["opted_out", "greedy"]
     assert all(row["member"] is None and row["spans"] == [] for row in rows(log))

@@ -17,6 +17,9 @@ from dewmark.errors import ConfigError
 
 __all__ = ["CHAT_DECODING", "Decoding", "DecodingOptions", "check_int"]
 
+_GREEDY = 1e-5  # below this temperature engines take the likeliest token
+_SURE = 1e-6  # a share that the likeliest token always reaches: no vocabulary has a million ids
+
 
 @functools.partial(checked, types=False)  # its own checks say the range, too
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +62,31 @@ class Decoding:
         """Whether any token can be filtered out."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
-    def check_samples(self) -> None:
-        """Raise `ConfigError` for greedy decoding, which leaves a mark in the sampling no room."""
-        if self.temperature == 0.0:
-            raise ConfigError("the mark is in the choice between tokens: temperature must be positive, got 0")
+    @property
+    def takes_likeliest(self) -> str | None:
+        """The option that always takes the likeliest token, such as ``top_k 1``; None if there is a choice.
+
+        Every door decides by this which requests cannot be marked. What others leave is measured while the
+        text is written (`dewmark.room`).
+        """
+        sure = {
+            "temperature": self.temperature < _GREEDY,
+            "top_k": self.top_k == 1,
+            "top_p": self.top_p <= _SURE,
+            "min_p": self.min_p >= 1.0,
+        }
+        return next((f"{name} {getattr(self, name):g}" for name, alone in sure.items() if alone), None)
+
+    def check_samples(self, scheme: str = "the scheme", *, otherwise: str = "") -> None:
+        """Raise `ConfigError` if there is never a choice between tokens into which to put a mark."""
+        option = self.takes_likeliest
+        if option is not None:
+            cold = option.startswith("temperature")
+            remedy = "use a temperature above 0" if cold else f"leave out {option.split()[0]}"
+            raise ConfigError(
+                f"{option} always takes the likeliest token, and {scheme} puts its mark in "
+                f"the choice between tokens: {remedy}{otherwise}"
+            )
 
     def to_dict(self) -> dict[str, int | float]:
         """Plain JSON values; ``min_p`` and ``drafts`` are left out where they change nothing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,22 +34,31 @@ class Signs(Protocol):
 
 
 def append_manifest(made: Generation, by: Signs | None, model: str, mark: BoundScheme | None) -> Generation:
-    """The text with its manifest, if somebody signs."""
-    text = "".join(with_manifest(iter([made.text]), by, model, mark))
+    """The text with its manifest, if somebody signs; that of an unmarked text names no mark."""
+    text = "".join(with_manifest(iter([made.text]), by, model, mark if made.marked else None))
     return made if by is None else dataclasses.replace(made, text=text)
 
 
 def with_manifest(
     pieces: Iterator[str], by: Signs | None, model: str, mark: BoundScheme | None
-) -> Iterator[str]:
-    """The pieces of a text, and its manifest as the last one, if somebody signs."""
+) -> Generator[str, None, str | None]:
+    """The pieces of a text, and its manifest as the last one, if somebody signs.
+
+    Returns what ``pieces`` return: why the text counts as unmarked. Its manifest then names no mark.
+    """
     text = ""
-    for piece in pieces:
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            unmarked: str | None = end.value
+            break
         text += piece
         yield piece
     if by is not None and text.strip():
-        named = (None, None) if mark is None else (mark.scheme.name, mark.fingerprint)
+        named = (None, None) if mark is None or unmarked else (mark.scheme.name, mark.fingerprint)
         yield by.manifest(text, model=model, scheme=named[0], fingerprint=named[1])
+    return unmarked
 
 
 def layers(

@@ -22,6 +22,7 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 from dewmark.cuda.word_race import draw_plain, usable
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
+from dewmark.room import gain, log_probability
 from dewmark.types import Seeds
 
 __all__ = [
@@ -208,14 +210,16 @@ def draw(
     if session is not None:
         assert input_ids is not None
         if isinstance(session, ChoosingSession):
-            return session.choose(input_ids, scores, decoding)
+            chosen = session.choose(input_ids, scores, decoding)
+            if not session.measures:
+                session.measure(log_probability(warp(scores.float(), decoding), chosen[0]))
+            return chosen
         if not final:
             scores = session(input_ids, scores)
     if decoding.temperature == 0.0:
         best, ids = scores.max(dim=-1)
         return ids, torch.isfinite(best)
-    has_kernel = usable(noise.device.type)
-    if not has_kernel and not final and 0 < decoding.top_k <= _FEW:
+    if not usable(noise.device.type) and not final and 0 < decoding.top_k <= _FEW:
         values, ids = likeliest(scores.to(noise.device), 2 * decoding.top_k + _TIES)
         choice = _race_of_few(warp(values, decoding), ids, scores.shape[1], noise.states(step))
         if choice is not None:
@@ -223,8 +227,15 @@ def draw(
     scores = warp(scores, decoding)
     if session is not None and final:
         assert input_ids is not None
-        scores = session(input_ids, scores)
-    if has_kernel:
+        drawn = _drawn(session(input_ids, scores), decoding, noise, step)
+        session.measure(log_probability(scores, drawn[0]))
+        return drawn
+    return _drawn(scores, decoding, noise, step)
+
+
+def _drawn(scores: Tensor, decoding: Decoding, noise: RandomStreams, step: int) -> Choice:
+    """Draw from final logits (batch, vocab)."""
+    if usable(noise.device.type):
         return draw_plain(scores, noise.states(step))
     scores = scores.to(noise.device)
     if decoding.filters:
@@ -410,9 +421,28 @@ class Session(ABC):
         or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
         """
 
+    _room: Tensor | None = None
+
+    def room(self) -> Tensor | None:
+        """Σ g(p) of the texts so far and the steps that could carry the mark, (batch, 2); None if unknown.
+
+        `dewmark.room` says what it is.
+        """
+        return self._room
+
+    def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
+        """Count a step's tokens by their log-probabilities (batch,), of the rows in ``carries`` (batch,)."""
+        new = torch.stack((gain(log_p), torch.ones_like(log_p, dtype=torch.float32)), dim=1)
+        if carries is not None:
+            new = new * carries.to(new.device).unsqueeze(1)
+        self._room = new if self._room is None else self._room + new
+
 
 class ChoosingSession(Session):
     """A session that draws the token itself, because its mark lies in the randomness of the draw."""
+
+    measures: ClassVar[bool] = False
+    """Whether `choose` counts the room that is left; else `draw` does, which warps the logits once more."""
 
     @abstractmethod
     def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
@@ -465,6 +495,16 @@ class SparingSession(ChoosingSession):
         self._noise: RandomStreams | None = None
         self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
 
+    measures = True
+
+    def _count(self, spared: Tensor, before: Tensor | None) -> None:
+        """Add what the marking session counted in this step, where the token was not spared."""
+        after = self._session.room()
+        if after is not None:
+            new = after if before is None else after - before
+            new = new.masked_fill(spared.to(after.device).unsqueeze(1), 0.0)
+            self._room = new if self._room is None else self._room + new
+
     def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
@@ -481,9 +521,11 @@ class SparingSession(ChoosingSession):
         if bool(spared.all()):
             return plain, sound
         scores = torch.where(spared.to(scores.device)[:, None], torch.zeros_like(scores), scores)
+        before = self._session.room()
         marked, fine = draw(
             scores, decoding, self._noise, step, session=self._session, input_ids=input_ids, final=self._final
         )
+        self._count(spared, before)
         return torch.where(spared, plain, marked.to(plain.device)), torch.where(
             spared, sound, fine.to(sound.device)
         )
@@ -535,6 +577,10 @@ class SessionProcessor:
         self._seeds = fresh_seeds(rows, seeds)
         self._noise: RandomStreams | None = None
         self._step = 0
+
+    def room(self) -> Tensor | None:
+        """What the texts so far left to the mark, as `Session.room` gives it."""
+        return self._session.room()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits (batch, vocab) to logits with one finite entry per row."""

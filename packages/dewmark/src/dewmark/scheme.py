@@ -33,6 +33,7 @@ from dewmark.decoding import Decoding
 from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
+from dewmark.room import NO_ROOM, Room
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Seeds, TokenScore, TokenScores
@@ -209,12 +210,8 @@ class BoundScheme(ABC):
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
+        self.needs = scheme.needs
         self.languages = LanguagePolicy(known=scheme.languages, every=scheme.language_free)
-
-    @property
-    def needs(self) -> Needs:
-        """What the scheme requires."""
-        return self.scheme.needs
 
     @property
     def config_hash(self) -> str:
@@ -263,6 +260,15 @@ class BoundScheme(ABC):
         from dewmark.sampling import SessionProcessor
 
         return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
+
+    def unmarked_reason(self, room: Room | None, *, fpr: float = DEFAULT_FPR) -> str | None:
+        """Why a text that was written with the mark counts as unmarked; None if it is marked.
+
+        ``room`` is what its decoding left, if that is known, and ``fpr`` the level at which it is judged.
+        """
+        if room is None or room.suffices(fpr=fpr, reader=self.expectations):
+            return None
+        return NO_ROOM
 
     # Detection
 

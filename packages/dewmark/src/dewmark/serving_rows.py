@@ -14,6 +14,7 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
+from dewmark.room import Room
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
 from dewmark.scheme import BoundScheme
 
@@ -61,6 +62,13 @@ class Rows(ABC):
         """A row that goes on from another one with ``written``, which begins with what that has written."""
         return self.open(row.prompt, written, seed=seed, decoding=row.decoding)
 
+    def room(self, row: Row) -> Room | None:
+        """The room that a text has left to its mark, None if it was not measured; waits for the device.
+
+        What was written before the row was opened is not counted.
+        """
+        return None
+
     @abstractmethod
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Mark the host's logits (rows, vocab) float32 for each row's next token; same shape.
@@ -74,6 +82,7 @@ class _SessionRow(Row):
     """A row with a session of its own, called once for every step of the text."""
 
     session: Session | None = None
+    skipped: torch.Tensor | None = None  # what the session counted of steps taken elsewhere
     steps = 0
     noise: RandomStreams | None = None
 
@@ -97,16 +106,28 @@ class SessionRows(Rows):
             marked.append(self._mark(row, scores[i : i + 1]))
         return torch.cat(marked)
 
+    def room(self, row: Row) -> Room | None:
+        assert isinstance(row, _SessionRow)
+        counted = None if row.session is None else row.session.room()
+        if counted is None:
+            return None
+        return Room(*(counted if row.skipped is None else counted - row.skipped)[0].tolist())
+
     def _mark(self, row: _SessionRow, scores: torch.Tensor) -> torch.Tensor:
         step, start = len(row.written), len(row.prompt)
         ids = torch.tensor([*row.prompt, *row.written], dtype=torch.long, device=self._device).unsqueeze(0)
         session = row.session
         if session is None or step < row.steps:  # the engine discarded steps: begin again
             session = row.session = self._open_session(ids[:, :start], row.seed)
-            row.steps = 0
-        while row.steps < step:  # steps taken elsewhere: a session's memory depends on the ids alone
-            session(ids[:, : start + row.steps], torch.zeros_like(scores))
-            row.steps += 1
+            row.steps, row.skipped = 0, None
+        if row.steps < step:  # steps taken elsewhere: a session's memory depends on the ids alone
+            before = session.room()
+            for at in range(row.steps, step):
+                session(ids[:, : start + at], torch.zeros_like(scores))
+            if (after := session.room()) is not None:
+                new = after if before is None else after - before
+                row.skipped = new if row.skipped is None else row.skipped + new
+            row.steps = step
         row.steps += 1
         if not self._final:
             return session(ids, scores)

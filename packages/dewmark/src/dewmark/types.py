@@ -351,7 +351,9 @@ class DraftCount(Plain):
 class Generation:
     """One completion; ``text`` does not include the prompt.
 
-    ``drafts`` is set if the scheme chose between drafts of sentences.
+    ``drafts`` is set if the scheme chose between drafts of sentences. ``room`` is the z at which its mark is
+    to be expected, None if it was not measured, and ``unmarked`` why the text counts as unmarked though it
+    was written with a mark: ``no_room`` (`dewmark.room`).
     """
 
     prompt: str
@@ -361,6 +363,13 @@ class Generation:
     scheme: str
     config_hash: str
     drafts: DraftCount | None = None
+    room: float | None = field(default=None, compare=False)  # rounding depends on the batch
+    unmarked: str | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether the text carries a mark that can be found."""
+        return self.scheme != "none" and self.unmarked is None
 
     @property
     def tokens(self) -> int:

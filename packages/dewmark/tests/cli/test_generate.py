@@ -33,7 +33,7 @@ def test_rows(run, host, command, tmp_path, key_file):
     assert result.code == 0
     rows = rows_of(out)
     assert [list(row) for row in rows] == [
-        ["id", "prompt", "text", "tokens", "seed", "scheme", "config_hash"]
+        ["id", "prompt", "text", "tokens", "seed", "scheme", "config_hash", "marked", "unmarked", "room"]
     ] * 11
     assert [row["id"] for row in rows[:4]] == ["row-0", "1", "row-2", "3"]
     assert [row["prompt"] for row in rows] == PROMPTS

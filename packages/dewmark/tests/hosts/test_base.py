@@ -28,7 +28,7 @@ def stream(host: Host, *, steps: int | None = None) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in PROMPTS]
     count = itertools.count(1)
 
-    def listen(step: list[int | None]) -> bool:
+    def listen(step: list[int | None], rooms: list[object]) -> bool:
         for row, token in zip(rows, step, strict=True):
             if token is not None:
                 row.append(token)
@@ -159,7 +159,10 @@ def test_closing_the_stream_stops_the_host():
     original = host.complete_steps
 
     def counted(*args, on_step, **options):
-        return original(*args, on_step=lambda step: steps.append(step) or on_step(step), **options)
+        def seen(step, rooms):
+            return steps.append(step) or on_step(step, rooms)
+
+        return original(*args, on_step=seen, **options)
 
     host.complete_steps = counted
     stream = stream_text(host, PROMPT, scheme=None, seed=5, decoding=Decoding(max_new_tokens=400))

@@ -73,7 +73,12 @@ def test_only_the_chosen_token_is_finite(host: FakeHost) -> None:
 
 def test_the_mark_is_found_in_the_text_and_not_under_another_key(host: FakeHost) -> None:
     scheme = bind(host)
-    ids = StandIn(host).write(PROMPT, 150, LlamaCppProcessor(scheme, StandIn(host), seed=1))
+    mark = LlamaCppProcessor(scheme, StandIn(host), seed=1)
+    ids = StandIn(host).write(PROMPT, 150, mark)
+    assert (mark.room.steps, mark.unmarked) == (pytest.approx(150, abs=30), None)
+    cold = LlamaCppProcessor(scheme, StandIn(host), seed=1, decoding=Decoding(temperature=0.01))
+    StandIn(host).write(PROMPT, 30, cold)
+    assert cold.unmarked == "no_room"
     text = host.tokenizer.decode([ids])[0]
     # each of 150 tokens of about 4 nats adds more than 1 to S, whose standard deviation is 12 unmarked
     assert scheme.detect(text).p_value < 1e-4

@@ -42,6 +42,39 @@ def opened(tmp_path, monkeypatch):
     return texts
 
 
+def test_texts_that_end_are_counted_and_those_without_room_are_logged(tmp_path, monkeypatch, caplog) -> None:
+    """One text has much to choose from and one next to nothing; one that is preempted counts once."""
+    host = FakeHost(VOCAB)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Key(bytes(32)).save(tmp_path / "a.key")
+    config = EngineConfig(SCHEMES["dew"](), {"a": tmp_path / "a.key"}, "a")
+    markers = Markers(
+        config, host.info, torch.device("cpu"), seeds=random.Random(1), log=logging.getLogger("x")
+    )
+    written: dict[int, list[int]] = {0: [], 1: []}
+    texts = {
+        i: markers.open(MarkRequest("a"), [5, 6], written[i], seed=i, decoding=Decoding()) for i in written
+    }
+    forbidden = ~torch.tensor(host.info.markable)
+    for step in range(40):
+        logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(step))
+        logits[1] *= 100.0
+        marked = mark_rows(texts, logits.masked_fill(forbidden, -torch.inf))
+        for i, ids in written.items():
+            ids.append(int(marked[i].argmax()))
+    with caplog.at_level(logging.INFO):
+        for text in texts.values():
+            markers.ended(text)
+    assert markers.counts == {"marked": 1, "no_room": 1}
+    assert "counts a text as unmarked: no room" in caplog.text
+    assert "marked 1, no_room 1" in caplog.text
+    again = markers.open(
+        MarkRequest("a"), [5, 6], list(written[0]), seed=0, decoding=Decoding(), before=[texts[0]]
+    )
+    assert markers.counts["marked"] == 0
+    assert again.rows.room(again.row) == texts[0].rows.room(texts[0].row)
+
+
 def test_rows_that_a_policy_spares_stay_as_they_are(opened) -> None:
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(3))
     policed = mark_rows(opened([*SPARED, *MARKED], Policy(numbers=False)), logits.clone())

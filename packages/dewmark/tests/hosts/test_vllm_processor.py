@@ -209,6 +209,9 @@ def test_requests_without_a_seed_differ_on_one_rank_and_agree_on_several(start) 
     ("params", "message"),
     [
         (SamplingParams(temperature=0.0), "temperature 0 always takes the likeliest token"),
+        (SamplingParams(top_k=1), "top_k 1 always takes the likeliest token"),
+        (SamplingParams(min_p=1.0), "min_p 1 always takes the likeliest token"),
+        (SamplingParams(top_p=1e-7), "top_p 1e-07 always takes the likeliest token"),
         (SamplingParams(extra_args={"dewmark_kid": "acme"}), "unknown request parameter 'dewmark_kid'"),
     ],
 )
@@ -224,12 +227,14 @@ def test_requests_that_cannot_be_marked_are_rejected(start, params, message) -> 
 
 def test_greedy_requests_are_answered_without_a_mark_and_logged(start, caplog) -> None:
     processor = start()
-    params, before = SamplingParams(temperature=0.0, seed=1), torch.randn(1, VOCAB)
-    processor.validated(params)
-    with caplog.at_level(logging.INFO, logger="vllm.dewmark"):
-        processor.update_state(BatchUpdate(1, [], [(0, params, [5, 6], [])], []))
-    assert torch.equal(processor.apply(before.clone()), before)
-    assert "temperature 0 without a mark" in caplog.text
+    before = torch.randn(1, VOCAB)
+    for option, value in (("temperature", 0.0), ("top_k", 1), ("min_p", 1.0)):
+        params = SamplingParams(seed=1, **{option: value})
+        processor.validated(params)
+        with caplog.at_level(logging.INFO, logger="vllm.dewmark"):
+            processor.update_state(BatchUpdate(1, [], [(0, params, [5, 6], [])], []))
+        assert torch.equal(processor.apply(before.clone()), before)
+        assert f"{option} {value:g} without a mark" in caplog.text
 
 
 def test_penalties_apply_before_the_choice(start) -> None:

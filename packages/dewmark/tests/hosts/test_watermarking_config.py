@@ -48,9 +48,54 @@ def test_beam_search_is_rejected_when_it_exchanges_rows(host, chooser):
     assert "\n" not in str(error.value)
 
 
-def test_greedy_decoding_takes_what_was_drawn(host, chooser):
-    config = WatermarkingConfig(chooser)
-    assert generate(host, watermarking_config=config, do_sample=False)[:, 2:].tolist() == [[9] * 3] * 2
+def test_greedy_decoding_writes_what_it_writes_without_a_mark_and_says_so(host, chooser):
+    plain = generate(host, do_sample=False)
+    with pytest.warns(
+        UserWarning, match="this text carries no mark: do_sample=False.*use do_sample=True"
+    ) as warned:
+        marked = generate(host, watermarking_config=WatermarkingConfig(chooser), do_sample=False)
+    assert warned[0].filename == __file__  # the caller's line
+    assert torch.equal(marked, plain)
+    refusing = WatermarkingConfig(chooser, greedy="refuse")
+    for options, said in (
+        ({"do_sample": False}, "do_sample=False"),
+        ({"do_sample": True, "top_k": 1}, "top_k 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"{said} always takes the likeliest token"):
+            generate(host, watermarking_config=refusing, **options)
+    with pytest.raises(ConfigError, match="'unmarked' or 'refuse', got 'no'"):
+        WatermarkingConfig(chooser, greedy="no").validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 3}, "beam search does not sample.*use num_beams=1"),
+        ({"num_beams": 3, "do_sample": True}, "beam sample does not sample.*use num_beams=1"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted generation.*leave out prompt_lookup_num_tokens"),
+        ({"prompt_lookup_num_tokens": 2, "do_sample": True}, "leave out prompt_lookup_num_tokens"),
+    ],
+)
+def test_what_does_not_sample_token_by_token_is_rejected_before_the_first_token(
+    host, chooser, options, message
+):
+    with pytest.raises(ConfigError, match=message) as error:
+        generate(host, watermarking_config=WatermarkingConfig(chooser), **options)
+    assert "\n" not in str(error.value)
+    assert chooser.opened == []
+
+
+def test_assistant_models_are_rejected_where_they_take_tokens_back(host, chooser):
+    model, _ = tiny_model(seed=1)
+    with pytest.raises(ConfigError, match="leave out prompt_lookup_num_tokens and assistant models"):
+        host.model.generate(
+            IDS[:1],
+            attention_mask=MASK[:1],
+            max_new_tokens=8,
+            do_sample=True,
+            assistant_model=model,
+            watermarking_config=WatermarkingConfig(chooser),
+        )
 
 
 def test_a_bias_works_with_any_decoding(host, force):
@@ -68,7 +113,7 @@ def test_a_choosing_processor_rejects_beam_search(host, chooser):
 
 
 def test_a_choosing_processor_rejects_greedy_decoding(chooser):
-    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
+    with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest"):
         chooser.processor(IDS, decoding=Decoding(temperature=0.0))
 
 

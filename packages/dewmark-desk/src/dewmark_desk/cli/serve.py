@@ -120,7 +120,7 @@ def serve(
         str,
         typer.Option(
             metavar="unmarked | refuse",
-            help="Requests at temperature 0 leave no choice to mark: answer them without a mark, or refuse.",
+            help="Requests at temperature 0 and the like leave no choice to mark: write unmarked, or refuse.",
         ),
     ] = "unmarked",
     policy: options.PolicyFile = None,

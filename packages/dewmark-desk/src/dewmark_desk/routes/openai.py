@@ -5,9 +5,10 @@ answers follow their grammar, and are marked where it leaves a choice. Fields th
 way that this service does not offer (penalties, ``logit_bias``) are rejected unless they have their neutral
 value, and so are unknown fields: nothing is ignored. A service with a certificate appends a signed manifest
 to every text, except to JSON and tool calls. A token writes with its own tenant's key; members and
-seeds follow from the whole request (`examining`). At temperature 0 there is no choice to put a mark into:
-such texts are refused, or carry no mark and say so (``"marked": false``). A policy (`dewmark.policy`) leaves
-parts of texts unmarked; its log says which, and holds no text.
+seeds follow from the whole request (`examining`). Every finished text says whether it is ``marked``, and if
+not why (``unmarked``): at temperature 0, top_k 1 and the like there is no choice to put a mark into
+(``greedy``; such requests can be refused), and others may leave too little (``no_room``, `dewmark.room`). A
+policy (`dewmark.policy`) leaves parts of texts unmarked; its log says which, and holds no text.
 """
 
 from __future__ import annotations
@@ -267,9 +268,8 @@ async def _respond(
     grammar = await _grammar(body, service, caller)
     exempt = _exempt(body, decoding, tenant, service)
     unsigned = body.response_format is not None and body.response_format.type != "text"
-    signed = SignedAnswers(None if unsigned else _manifest(service, tenant, marked=exempt is None))
-    if grammar is not None and decoding.temperature == 0.0:
-        decoding = dataclasses.replace(decoding, temperature=1.0, top_k=1, top_p=1.0)  # drawn like a mark
+    manifests = [None if unsigned else _manifest(service, tenant, marked=each) for each in (True, False)]
+    signed = SignedAnswers(*manifests)
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     seeds = await service.in_thread(seeds_of, service.seed_secret, said, len(each))
     wanted = [
@@ -323,9 +323,15 @@ async def _respond(
     if texts is None:
         return Response(status_code=_CLIENT_GONE)
     choices = [
-        _choice(kind, index, text, stream.reason, tool_call(text, _call_id(head, index)) if calls else None)
+        {
+            **_choice(
+                kind, index, text, stream.reason, tool_call(text, _call_id(head, index)) if calls else None
+            ),
+            **_said_of_mark(generator, stream),
+        }
         for index, (text, stream) in enumerate(zip(texts, streams, strict=True))
     ]
+    head["marked"] = request.state.marked = all(choice["marked"] for choice in choices)
     answer = {**head, "choices": choices, "usage": _usage(prompt_tokens, streams)}
     return JSONResponse(await service.in_thread(signed.whole, answer))
 
@@ -382,7 +388,8 @@ async def _events(
                 await arrived.put({**_chunk(kind, index, None), "delta": delta})
             elif held:
                 await arrived.put(_chunk(kind, index, text))
-            await arrived.put(_chunk(kind, index, None, reason=reason))
+            said = _said_of_mark(_generator(service), stream)
+            await arrived.put({**_chunk(kind, index, None, reason=reason), **said})
             await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - reported to the reader below
             await arrived.put(error)
@@ -418,6 +425,12 @@ def _choice(kind: Kind, index: int, text: str, reason: str, call: Json | None) -
         return {**row, "message": message}
     said = {**message, "content": None, "tool_calls": [call]}
     return {**row, "finish_reason": "tool_calls", "message": said}
+
+
+def _said_of_mark(generator: TextGenerator, stream: TextStream) -> Json:
+    """Whether a finished text is marked, and why not."""
+    reason = generator.unmarked_reason(stream)
+    return {"marked": reason is None, "unmarked": reason}
 
 
 def _call_id(head: Json, index: int) -> str:
@@ -491,6 +504,7 @@ def _exempt(
 
 async def _finish(streams: list[TextStream], service: Service, request_id: str) -> None:
     for stream in streams:
+        service.metrics.generated.labels(_generator(service).unmarked_reason(stream) or "marked").inc()
         stream.cancel()
     service.metrics.written.inc(sum(stream.tokens for stream in streams))
     if service.settings.policy_log is not None:

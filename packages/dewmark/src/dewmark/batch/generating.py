@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,8 @@ class TextWriter:
         """The text that the host continues: the prompt, or its conversation in the host's template."""
         return prompt.text if prompt.messages is None else self.chat.render(prompt.messages)
 
-    def stream(self, prompt: str, *, seed: int, decoding: Decoding) -> Iterator[str]:
-        """The text of `write`, piece by piece."""
+    def stream(self, prompt: str, *, seed: int, decoding: Decoding) -> Generator[str, None, str | None]:
+        """The text of `write`, piece by piece; returns why it counts as unmarked."""
         pieces = stream_text(self.host, prompt, scheme=self.scheme, seed=seed, decoding=decoding)
         return with_manifest(pieces, self.provider, self.host.name, self.scheme)
 
@@ -107,7 +107,8 @@ class TextWriter:
 class GenerateResult:
     """What a run wrote: ``rows`` in all, of which ``resumed_from`` were there before.
 
-    ``seed`` is row 0's seed. ``drafts`` adds up the new rows' counts, if the scheme chooses between drafts.
+    ``seed`` is row 0's seed. ``drafts`` adds up the new rows' counts, if the scheme chooses between drafts,
+    and ``unmarked`` is how many new rows left no room to their mark.
     """
 
     out: Path
@@ -116,6 +117,7 @@ class GenerateResult:
     seed: int
     config_hash: str
     drafts: DraftCount | None = None
+    unmarked: int = 0
 
 
 def generate_file(
@@ -154,7 +156,8 @@ def generate_file(
     drafts = {"drafts": ...} if writer.scheme is not None and writer.scheme.needs.drafts else {}
 
     def expected(i: int) -> dict[str, Any]:
-        known = {"seed": seed + i, "scheme": scheme, "config_hash": config_hash, **drafts}
+        measured = {"marked": ..., "unmarked": ..., "room": ...}
+        known = {"seed": seed + i, "scheme": scheme, "config_hash": config_hash, **measured, **drafts}
         return {**_asked(prompts[i]), "prompt": rendered[i], "text": ..., "tokens": ..., **known}
 
     file = ResumableRows(out, len(prompts), batch_size=batch_size, expected=expected)
@@ -165,14 +168,16 @@ def generate_file(
     description = f"writing {out.name}"
     progress(description, file.done, file.total)
     counts: list[DraftCount] = []
+    unmarked = 0
     for batch in file.pending():
         texts, seeds = [rendered[i] for i in batch], [seed + i for i in batch]
         made = writer.write(texts, seeds=seeds, decoding=decoding, batch_size=batch_size)
         file.append([completion_row(prompts[i], each) for i, each in zip(batch, made, strict=True)])
         counts += [each.drafts for each in made if each.drafts is not None]
+        unmarked += sum(each.unmarked is not None for each in made)
         progress(description, file.done, file.total)
     total = functools.reduce(operator.add, counts) if counts else None
-    return GenerateResult(out, file.total, resumed_from, seed, config_hash, total)
+    return GenerateResult(out, file.total, resumed_from, seed, config_hash, total, unmarked)
 
 
 def completion_row(prompt: Prompt, generation: Generation) -> dict[str, Any]:
@@ -189,6 +194,9 @@ def completion_row(prompt: Prompt, generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "scheme": generation.scheme,
         "config_hash": generation.config_hash,
+        "marked": generation.marked,
+        "unmarked": generation.unmarked,
+        "room": None if generation.room is None else round(generation.room, 1),
         **drafts,
     }
 

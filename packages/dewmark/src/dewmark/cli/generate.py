@@ -131,10 +131,12 @@ def generate(
             )
             new = made.rows - made.resumed_from
             said = f"{new} rows written{_drafts(made.drafts)}, {made.resumed_from} resumed, seed {made.seed}"
+            said += f", {made.unmarked} unmarked: no room" if made.unmarked else ""
     if prompts is not None:
         if json_:
             summary = {"out": str(out), "rows": made.rows, "resumed_from": made.resumed_from}
-            emit({**summary, "seed": made.seed, "config_hash": made.config_hash})
+            known = {"seed": made.seed, "config_hash": made.config_hash, "unmarked": made.unmarked}
+            emit({**summary, **known})
         else:
             write(f"{made.rows} rows in {out}\n")
     say(f"{said}, {time.perf_counter() - started:.1f} s", quiet=quiet)
@@ -162,18 +164,28 @@ def _complete(
     if console.is_terminal and not json:
         progress.clear()
         console.print(printable(asked.text), style="dim", end="" if asked.messages is None else "\n\n")
-        for piece in writer.stream(prompt, seed=seed, decoding=decoding):
-            console.print(printable(piece), end="")
+        pieces = writer.stream(prompt, seed=seed, decoding=decoding)
+        while True:
+            try:
+                console.print(printable(next(pieces)), end="")
+            except StopIteration as end:
+                unmarked: str | None = end.value
+                break
         console.print()
         name = "none" if writer.scheme is None else writer.scheme.scheme.name
-        return f"scheme {name}, seed {seed}"
+        return f"scheme {name}{_unmarked(unmarked)}, seed {seed}"
     made = writer.write([prompt], seeds=[seed], decoding=decoding)[0]
     progress.clear()
     if json:
         emit(completion_row(asked, made))
     else:
         write(made.text + "\n")  # only the completion, so that it can be piped into a detector
-    return f"{made.tokens} tokens{_drafts(made.drafts)}, scheme {made.scheme}, seed {made.seed}"
+    told = f"{_drafts(made.drafts)}, scheme {made.scheme}{_unmarked(made.unmarked)}"
+    return f"{made.tokens} tokens{told}, seed {made.seed}"
+
+
+def _unmarked(reason: str | None) -> str:
+    return "" if reason is None else f", unmarked: {reason.replace('_', ' ')}"
 
 
 def _drafts(count: DraftCount | None) -> str:

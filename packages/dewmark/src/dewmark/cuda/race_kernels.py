@@ -760,3 +760,32 @@ def finish(  # type: ignore[no-untyped-def]
     usable = (tl.abs(top) < float("inf")) & (best < float("inf"))  # False for NaN
     tl.store(chosen_out + row, token)
     tl.store(sound_out + row, usable.to(tl.int8))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def leave_room(  # type: ignore[no-untyped-def]
+    ids, values, rows, tokens, gains, room, m, n, root, tail_root, scale, last, KEPT: constexpr
+):
+    """Count what room each row's token left to the mark (`dewmark.dew.word_step.WordStates.measure`)."""
+    row = tl.program_id(0).to(tl.int64)
+    rank = tl.arange(0, KEPT)
+    inside = rank < m
+    held = inside & (tl.load(ids + row * m + rank, mask=inside, other=-1) == tl.load(tokens + row))
+    value = tl.load(values + row * m + rank, mask=inside, other=float("-inf"))
+    shown = tl.load(rows + row * m + rank, mask=held, other=0)
+    shown = tl.sum(shown, axis=0)
+    top = tl.max(value, axis=0)
+    mine = tl.max(tl.where(held, value, float("-inf")), axis=0)
+    log_share = mine - top - tl.log(tl.sum(tl.exp(value - top), axis=0))
+    at = tl.minimum(tl.maximum(tl.where(shown != 0, log_share, 0.0) * scale, 0.0), last + 0.999)
+    below = at.to(tl.int32)
+    low = tl.load(gains + below)
+    gain = low + (tl.load(gains + below + 1) - low) * (at - below)
+    likely = tl.max((held & (rank < n)).to(tl.int32), axis=0)
+    gain *= tl.where(likely != 0, root, tail_root)
+    part = tl.arange(0, 2)
+    settled = tl.load(room + row * 4 + part)
+    left = tl.load(room + row * 4 + 2 + part)
+    tl.store(room + row * 4 + part, settled + tl.where(shown >= 0, left, 0.0))
+    new = tl.where(part == 0, gain, 1.0)
+    tl.store(room + row * 4 + 2 + part, tl.where(shown != 0, new, 0.0))

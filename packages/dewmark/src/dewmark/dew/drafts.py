@@ -14,26 +14,23 @@ kept is a text as the host writes it. This is exact up to what the drafts of one
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import ndtri_exp
 
-from dewmark.arrays import F64
+from dewmark.room import LEAST, POINTS, race_moments
 
 STRETCH = 24
 """Tokens between two choices."""
-_LEAST = -30.0  # the logarithm of the smallest probability that is told from 0
-_POINTS = 601
 
 
 class Drawn(NamedTuple):
     """One step of a batch: tokens (B,), whether a row had usable logits, and how the tokens won.
 
     ``noise`` (B,) is x of the winners and ``log_p`` (B,) their log-probabilities. ``marked`` (B,) says which
-    carry the mark, and ``begins`` (B,) which do not extend the open word.
+    carry the mark, and ``begins`` (B,) which do not extend the open word. ``log_share`` (B,) are the
+    log-probabilities among the candidates, and ``root`` (B,) √α of the winners' noise.
     """
 
     tokens: torch.Tensor
@@ -42,15 +39,8 @@ class Drawn(NamedTuple):
     log_p: torch.Tensor
     marked: torch.Tensor
     begins: torch.Tensor
-
-
-@functools.cache
-def race_moments() -> tuple[F64, F64]:
-    """The mean g and the variance h of x at `_POINTS` values of log p from `_LEAST` to 0."""
-    nodes, weights = np.polynomial.laguerre.laggauss(96)
-    x = ndtri_exp(-np.exp(np.linspace(_LEAST, 0.0, _POINTS))[:, None] * nodes)
-    mean = x @ weights
-    return mean, np.maximum((x * x) @ weights - mean * mean, 0.0)
+    log_share: torch.Tensor
+    root: torch.Tensor
 
 
 class DraftScores:
@@ -63,8 +53,8 @@ class DraftScores:
 
     def add(self, drawn: Drawn, live: torch.Tensor) -> None:
         """Count the next tokens of the drafts (rows,) that are ``live``."""
-        at = (drawn.log_p.double() / _LEAST).clamp(0.0, 1.0) * (_POINTS - 1)
-        mean, variance = self._moments[:, _POINTS - 1 - at.round().long()]
+        at = (drawn.log_p.double() / LEAST).clamp(0.0, 1.0) * (POINTS - 1)
+        mean, variance = self._moments[:, POINTS - 1 - at.round().long()]
         new = torch.where(drawn.marked, torch.stack((drawn.noise - mean, variance)), 0.0)
         # an extension replaces what the shorter word scored
         self._total += torch.where(live & drawn.begins, self._open, 0.0)

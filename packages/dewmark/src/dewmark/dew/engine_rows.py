@@ -11,6 +11,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.dew.race import WordRace
 from dewmark.dew.word_step import WordStates, WordTables
+from dewmark.room import Room
 from dewmark.sampling import RandomStreams, check_logits, one_hot_logits
 from dewmark.serving_rows import Row, Rows
 
@@ -93,6 +94,10 @@ class LexiconRows(Rows):
         row.slots = (self._free.pop(), self._free.pop())
         weakref.finalize(row, self._free.extend, row.slots)
         return row
+
+    def room(self, row: Row) -> Room | None:
+        """The room that a text has left to its mark; waits for the device."""
+        return Room(*self._states.room[cast("_LexiconRow", row).slots[1]].tolist())
 
     def mark(self, rows: Sequence[Row], scores: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) float32 to marked ones, same shape."""

@@ -57,12 +57,12 @@ class WordRace:
     def __call__(
         self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Choice:
-        """Draw the next tokens."""
+        """Draw the next tokens, and count in the texts what room they left."""
         if self.m <= MOST and texts.tables.kernels:
-            drawn = self._checked(scores, texts, W, decodings, random)
-            if drawn is not None:
-                return drawn
-        return self.drawn(scores, texts, W, decodings, random)[:2]
+            choice = self._checked(scores, texts, W, decodings, random)
+            if choice is not None:
+                return choice
+        return _counted(texts, self.drawn(scores, texts, W, decodings, random))
 
     def drawn(
         self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
@@ -81,14 +81,16 @@ class WordRace:
         texts.remember(aligned, y, used_candidates(race.values, best), scale)
         tokens, sound = race.winners(numbers)
         held = race.candidates == tokens.unsqueeze(1)
-        log_p = race.values.masked_fill(~held, -math.inf).amax(dim=1) - race.log_totals.squeeze(1)
+        held_value = race.values.masked_fill(~held, -math.inf).amax(dim=1)
         return Drawn(
             tokens,
             sound,
             noise=torch.where(held, x, 0.0).sum(dim=1),
-            log_p=log_p,
+            log_p=held_value - race.log_totals.squeeze(1),
             marked=(held & (aligned.rows > 0)).any(dim=1),
             begins=~(held & ~aligned.begins).any(dim=1),
+            log_share=held_value - race.values.logsumexp(dim=1),
+            root=(held * scale).sum(dim=1),
         )
 
     def _checked(
@@ -128,6 +130,12 @@ class WordRace:
         return drawn
 
 
+def _counted(texts: WordStates, drawn: Drawn) -> Choice:
+    """What was drawn, whose room is counted in the texts."""
+    texts.measure(drawn.log_share, drawn.root, marked=drawn.marked, begins=drawn.begins)
+    return drawn.tokens, drawn.sound
+
+
 _DRAWN: weakref.WeakSet[WordTables] = weakref.WeakSet()  # whose kernels have drawn what torch draws
 
 
@@ -143,6 +151,7 @@ class WordSession(DraftingSession):
     """
 
     stretch = STRETCH
+    measures = True
 
     def __init__(
         self, race: WordRace, texts: WordStates, W: Tensor, prompt_ids: Tensor, *, seeds: Seeds
@@ -155,6 +164,9 @@ class WordSession(DraftingSession):
         self._decoding: Decoding | None = None  # of the last steps
         self._steps = 0  # under that decoding
         self._step: Replayed | None = None
+
+    def room(self) -> Tensor:
+        return self.texts.room
 
     def read(self, ids: Tensor) -> WordStates:
         """The texts at ids (batch, length)."""
@@ -207,7 +219,9 @@ class WordSession(DraftingSession):
     def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
         """As `choose`, counting what is drawn in the rows that are ``live``."""
         ids, scores, random = self._prepared(ids, scores)
-        drawn = self._race.drawn(scores, self.read(ids), self._W, [decoding] * len(scores), random)
+        texts = self.read(ids)
+        drawn = self._race.drawn(scores, texts, self._W, [decoding] * len(scores), random)
+        _counted(texts, drawn)
         if self._drafts is None:
             self._drafts = DraftScores(len(scores), device=random.device)
         self._drafts.add(drawn, live)

@@ -28,8 +28,18 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I64
-from dewmark.cuda.word_race import KEPT, PAST, STEPS, RaceState, push_words, usable, without_kernels
+from dewmark.cuda.word_race import (
+    GAIN_KEPT,
+    KEPT,
+    PAST,
+    STEPS,
+    RaceState,
+    push_words,
+    usable,
+    without_kernels,
+)
 from dewmark.encoders.lexicon import Lexicon
+from dewmark.room import gain
 from dewmark.text.trie import CLOSED, CUT, UNKNOWN, Trie, load_trie
 from dewmark.text.words import SPELLINGS
 from dewmark.workspace import HostInfo, Workspace
@@ -166,6 +176,7 @@ class WordStates:
             past_y=zeros(PAST, dtype=torch.float32),
             past_contexts=zeros(PAST, d_C, dtype=torch.float32),
             steps=zeros(1),
+            room=zeros(4, dtype=torch.float32),
         )
 
     def __len__(self) -> int:
@@ -256,6 +267,24 @@ class WordStates:
         both = torch.bmm(units, (c @ W.mT).transpose(1, 2))
         u = torch.where(begins, both[..., 0], both[..., 1])
         return Aligned(rows.masked_fill(u == 0.0, 0), units, u, begins, c)  # 0: an empty context
+
+    @property
+    def room(self) -> torch.Tensor:
+        """Σ √α g(p) over the texts' marked words, and their number, (batch, 2) (`dewmark.room`)."""
+        return self.state.room[:, :2] + self.state.room[:, 2:]
+
+    def measure(
+        self, log_share: torch.Tensor, root: torch.Tensor, *, marked: torch.Tensor, begins: torch.Tensor
+    ) -> None:
+        """Count the room of the tokens (batch,) that come next.
+
+        They have these log-probabilities and √α; ``begins`` says which do not extend the open word.
+        """
+        settled, open_word = self.state.room[:, :2], self.state.room[:, 2:]
+        # a longer word that carries the mark replaces what the shorter one left
+        settled.add_(open_word * (begins | ~marked).unsqueeze(1))
+        left = torch.stack((GAIN_KEPT * root * gain(log_share), torch.ones_like(root)), dim=1)
+        open_word.copy_(left * marked.unsqueeze(1))
 
     def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor, roots: torch.Tensor) -> None:
         """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), as places among the m.

@@ -53,6 +53,7 @@ from dewmark.engine_marks.engine_scheme import (
     philox,
     support,
 )
+from dewmark.room import log_probability
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -313,6 +314,8 @@ def _rotated(word: U64, left: int) -> U64:
 class GumbelSession(ChoosingSession):
     """Draws tokens by logit + keyed Gumbel noise, or after a repeated context with the row's own noise."""
 
+    measures = True
+
     def __init__(
         self,
         windows: IdWindows,
@@ -347,6 +350,7 @@ class GumbelSession(ChoosingSession):
             own, own_sound = race(logits, self._noise.exponentials(self._step, logits.shape[1]))
             chosen, sound = torch.where(repeated, own, chosen), torch.where(repeated, own_sound, sound)
         self._step += 1
+        self.measure(log_probability(logits, chosen), ~repeated)
         return chosen.to(scores.device), sound.to(scores.device)
 
     def _gumbel(self, contexts: I64, ids: I64) -> NDArray[np.float32]:

@@ -8,10 +8,11 @@ Boundary: no engine is imported here.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from dewmark import config as cfg
 from dewmark.capabilities import ChoosesDrafts, Drafts, capability, record
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, InputError, VocabularyError
+from dewmark.room import Room, Written
 from dewmark.scheme import BoundScheme, check_text
 from dewmark.types import DraftCount, Generation
 from dewmark.workspace import HostInfo
@@ -39,7 +41,7 @@ __all__ = [
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 OnBatch = Callable[[list[Generation]], None]
-OnStep = Callable[[list[int | None]], bool]
+OnStep = Callable[[list[int | None], Sequence[Room | None]], bool]
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``"""
@@ -89,7 +91,10 @@ class Host(ABC):
     def complete(
         self, prompts: Sequence[str], *, scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> list[list[int]]:
-        """Token ids of one batch of completions, without the prompts and end-of-text tokens."""
+        """Token ids of one batch of completions, without the prompts and end-of-text tokens.
+
+        Rows may be `dewmark.room.Written`, which say how much room they left to the mark.
+        """
 
     def complete_steps(
         self,
@@ -176,10 +181,10 @@ class Host(ABC):
             texts = self.info.tokenizer.decode(rows)
             record(scheme, texts, seeds=batch_seeds)
             columns = zip(batch, texts, rows, batch_seeds, written, strict=True)
-            finished = [
-                Generation(prompt, text, tuple(row), seed, marked_by, config_hash, count)
-                for prompt, text, row, seed, (_, count) in columns
-            ]
+            finished = []
+            for prompt, text, row, seed, (ids, count) in columns:
+                made = Generation(prompt, text, tuple(row), seed, marked_by, config_hash, count)
+                finished.append(_measured(made, scheme, _room_of(ids)))
             done.extend(finished)
             if on_batch is not None:
                 on_batch(finished)
@@ -206,8 +211,8 @@ class Host(ABC):
     ) -> None:
         """Write the texts of `generate` as one batch, reporting their ids to ``on_step`` as they are chosen.
 
-        ``on_step`` gets every row's next id, or None once the row has ended, and stops the batch by returning
-        False.
+        ``on_step`` gets every row's next id, or None once the row has ended, and the room that each row has
+        left to the mark so far, and stops the batch by returning False.
         """
         self._check_request(prompts, scheme, seeds, decoding)
         if scheme is not None and (scheme.needs.drafts or decoding.drafts > 1):
@@ -243,20 +248,21 @@ class Host(ABC):
 
 def stream_text(
     host: Host, prompt: str, *, scheme: BoundScheme | None, seed: int, decoding: Decoding
-) -> Iterator[str]:
-    """The pieces of the text that `Host.generate` would return; closing the iterator stops the host.
+) -> Generator[str, None, str | None]:
+    """The pieces of the text that `Host.generate` would return; closing the generator stops the host.
 
-    No piece ends inside a character.
+    No piece ends inside a character. Returns why the text counts as unmarked, None if it is marked.
     """
     pieces: queue.Queue[str | BaseException | None] = queue.Queue()
     stopped = threading.Event()
     decode, special = host.info.tokenizer.decode, host.info.tokenizer.special_ids
     ids: list[int] = []
     sent = 0
+    room: Room | None = None
 
-    def take(step: list[int | None]) -> bool:
-        nonlocal sent
-        (token,) = step
+    def take(step: list[int | None], rooms: Sequence[Room | None]) -> bool:
+        nonlocal room, sent
+        (token,), (room,) = step, rooms
         if token is not None and token not in special:
             ids.append(token)
             text = decode([ids])[0]
@@ -284,6 +290,7 @@ def stream_text(
     finally:
         stopped.set()
         thread.join()
+    return None if scheme is None else scheme.unmarked_reason(room)
 
 
 def no_template(name: str) -> ConfigError:
@@ -311,11 +318,8 @@ def check_conversation(messages: object, what: str) -> Conversation:
 
 def check_decoding(decoding: Decoding, scheme: BoundScheme | None) -> None:
     """Raise `ConfigError` if the scheme cannot mark text that is decoded like this."""
-    if decoding.temperature == 0.0 and scheme is not None and scheme.needs.sampling:
-        raise ConfigError(
-            f"temperature 0 always takes the likeliest token, and {scheme.scheme.name} puts its mark in "
-            "the choice between tokens: use a temperature above 0"
-        )
+    if scheme is not None and scheme.needs.sampling:
+        decoding.check_samples(scheme.scheme.name)
 
 
 def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostInfo) -> str:
@@ -329,8 +333,20 @@ def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostIn
 def _replay(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
     """Report finished rows step by step."""
     for step in range(max(map(len, rows), default=0) + 1):
-        if not on_step([row[step] if step < len(row) else None for row in rows]):
+        ids = [row[step] if step < len(row) else None for row in rows]
+        if not on_step(ids, [_room_of(row) for row in rows]):
             return
+
+
+def _room_of(row: Sequence[int]) -> Room | None:
+    return row.room if isinstance(row, Written) else None
+
+
+def _measured(made: Generation, scheme: BoundScheme | None, room: Room | None) -> Generation:
+    """The completion with what its decoding left to the mark."""
+    if scheme is None or room is None:
+        return made
+    return dataclasses.replace(made, room=room.z, unmarked=scheme.unmarked_reason(room))
 
 
 def _check_rows(prompts: Sequence[str], seeds: Sequence[int]) -> None:

@@ -137,11 +137,7 @@ class RewritingForger(Forger):
         learned = "" if forger is None else forger.config_hash
         super().__init__(Forgery(learned=learned, fidelity=fidelity), host, "")
         self._forger, self._originals, self._fidelity = forger, originals, fidelity
-
-    @property
-    def needs(self) -> Needs:
-        """The bonus is added to raw logits, so it comes before warping."""
-        return Needs()
+        self.needs = Needs()  # the bonus is added to raw logits, so it comes before warping
 
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None

@@ -21,6 +21,7 @@ import torch
 from dewmark.arrays import F64, I64
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
+from dewmark.room import log_probability
 from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
@@ -71,6 +72,8 @@ class EXP(TokenScheme):
 class RaceSession(ChoosingSession):
     """Draws tokens by the keyed race, or after a repeated context with the row's own noise."""
 
+    measures = True
+
     def __init__(self, prompts: PromptBatch, bound: DistortionFreeBound) -> None:
         self._windows = TokenWindows(prompts)
         self._hash = bound.vocabulary_hash
@@ -100,6 +103,8 @@ class RaceSession(ChoosingSession):
             own, own_sound = race(logits, self._noise.exponentials(self._step, logits.shape[1]))
             rows = torch.tensor(repeated, device=logits.device)
             chosen, sound = torch.where(rows, own, chosen), torch.where(rows, own_sound, sound)
+        carries = ~torch.tensor(repeated) if repeated else None
+        self.measure(log_probability(logits, chosen), carries)
         self._step += 1
         return chosen, sound
 

@@ -130,11 +130,7 @@ class BoundWaterPool(BoundScheme):
         any_key = hashlib.blake2b(key=pool.secret, person=b"any", digest_size=32).digest()
         example = self._marker.bind(Key(any_key), host, workspace)
         self.tests = example.tests  # type: ignore[misc]  # the inner scheme's
-        self._needs = dataclasses.replace(example.needs, encoder=True)
-
-    @property
-    def needs(self) -> Needs:
-        return self._needs
+        self.needs = dataclasses.replace(example.needs, encoder=True)
 
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None

@@ -28,6 +28,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
 from dewmark.hosts.base import check_decoding
+from dewmark.room import Room
+from dewmark.sampling import SessionProcessor
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Tokenized
 
@@ -74,6 +76,7 @@ class LlamaCppProcessor:
                 "run it in transformers, or use a scheme that marks token by token"
             )
         _check_vocabulary(scheme, llm)
+        self._scheme = scheme
         self._open = functools.partial(scheme.processor, decoding=decoding)
         self._seed = seed
         self._texts = 0
@@ -97,6 +100,17 @@ class LlamaCppProcessor:
             self._error = error  # for `check`: the C code swallows exceptions
             raise
         return marked
+
+    @property
+    def room(self) -> Room | None:
+        """What the last text has left to the mark so far; None if it is not measured."""
+        counted = self._mark.room() if isinstance(self._mark, SessionProcessor) else None
+        return None if counted is None else Room(*counted[0].tolist())
+
+    @property
+    def unmarked(self) -> str | None:
+        """Why the last text counts as unmarked so far: ``no_room``; None if it is marked."""
+        return self._scheme.unmarked_reason(self.room)
 
     def check(self, input_ids: NDArray[np.intc], logits: NDArray[np.single]) -> bool:
         """A stopping criterion that never stops, but raises the exception of a failed step.

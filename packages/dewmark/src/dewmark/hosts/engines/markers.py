@@ -10,6 +10,8 @@ import functools
 import logging
 import random
 import secrets
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +21,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.engines.vllm_config import GREEDY, EngineConfig, MarkRequest, config_from_environment
+from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
 from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
@@ -64,13 +66,17 @@ class Markers:
         self._seeds, self._log = seeds, log
         self._bound: dict[str, BoundScheme] = {}
         self._rows: dict[str, Rows] = {}
+        self._ended: weakref.WeakKeyDictionary[Row, str] = weakref.WeakKeyDictionary()
+        self.counts: Counter[str] = Counter()
+        """Texts that ended, ``marked`` or by the reason why they are not (`dewmark.room`)."""
         self._warm()
 
-    def wanted(self, extra_args: Mapping[str, Any] | None, *, temperature: float) -> MarkRequest | None:
+    def wanted(self, extra_args: Mapping[str, Any] | None, *, decoding: Decoding) -> MarkRequest | None:
         """What to mark a request with; None for no mark, which is logged where nobody asked for none."""
-        found = self._config.mark_request(extra_args, temperature=temperature)
+        found = self._config.mark_request(extra_args, decoding=decoding)
         if found is None and self._config.key_id(extra_args) is not None:
-            self._log.info("dewmark leaves a request at temperature 0 without a mark: there is no choice")
+            option = decoding.takes_likeliest
+            self._log.info("dewmark leaves a request at %s without a mark: there is no choice", option)
         return found
 
     def open(
@@ -94,12 +100,29 @@ class Markers:
         known = [text for text in known if seed is None or text.row.seed == own]
         if known:
             last = max(known, key=lambda text: len(text.row.written))
+            if (counted := self._ended.pop(last.row, None)) is not None:
+                self.counts[counted] -= 1  # it was only preempted
             return last._replace(row=last.rows.fork(last.row, written, seed=own))
         rows = self._rows_of(request.key_id)
         row = rows.open(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
         return Marked(request, rows, row, self._spares(prompt))
+
+    def ended(self, text: Marked) -> None:
+        """Count a text that left the batch, and log it if its decoding left no room to its mark."""
+        bound, room = self.bound(text.request.key_id), text.rows.room(text.row)
+        reason = bound.unmarked_reason(room)
+        self._ended[text.row] = reason or "marked"
+        self.counts[reason or "marked"] += 1
+        if room is not None and reason is not None:
+            self._log.info(
+                "dewmark counts a text as unmarked: no room (z %.1f to be expected from %d steps that could "
+                "carry the mark); so far %s",
+                room.z,
+                room.steps,
+                ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())),
+            )
 
     def _spares(self, prompt: Sequence[int]) -> Callable[[Row], bool] | None:
         policy, decode = self._config.policy, self._host.tokenizer.decode
@@ -181,17 +204,6 @@ def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor
             return marked
         logits[indices] = marked
     return logits
-
-
-def decoding_of(params: Any) -> Decoding:  # noqa: ANN401 - an engine's sampling parameters
-    """The temperature and filters of a request, which the mark applies itself if it draws."""
-    top_k = int(params.top_k)
-    return Decoding(
-        temperature=max(params.temperature, GREEDY),
-        top_k=top_k if 0 < top_k < 1 << 30 else 0,
-        top_p=params.top_p,
-        min_p=params.min_p,
-    )
 
 
 def served_host(model: str, width: int, config: EngineConfig) -> HostInfo:

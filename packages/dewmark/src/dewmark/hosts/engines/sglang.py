@@ -20,13 +20,20 @@ import hashlib
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dewmark.errors import ConfigError, DewmarkError
 from dewmark.extras import require
-from dewmark.hosts.engines.markers import Marked, Markers, decoding_of, mark_rows, served_host
-from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment, load_key
+from dewmark.hosts.engines.markers import Marked, Markers, mark_rows, served_host
+from dewmark.hosts.engines.vllm_config import (
+    EngineConfig,
+    MarkRequest,
+    config_from_environment,
+    decoding_of,
+    load_key,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +46,7 @@ _sglang = require("sglang.srt.sampling.custom_logit_processor", extra="sglang")
 _context = require("sglang.srt.runtime_context", extra="sglang")
 
 _TEXT = "_dewmark_text"  # our attribute of SGLang's request
+_END = "_dewmark_end"  # another one, by which its end is noticed
 _log = logging.getLogger("sglang.dewmark")
 _lock = threading.Lock()
 _markers: dict[str, Markers] = {}  # by device
@@ -98,12 +106,12 @@ def _opened(
     logits: torch.Tensor,
 ) -> Marked | None:
     markers, params = _markers_of(config, logits), request.sampling_params
-    temperature = 0.0 if int(params.top_k) == 1 else params.temperature  # SGLang's way to say greedy
+    decoding = decoding_of(params)
     said = {name: value for name, value in given.items() if name != "__req__"}
     try:
-        mark = markers.wanted(said, temperature=temperature)
+        mark = markers.wanted(said, decoding=decoding)
     except DewmarkError as error:
-        if config.leaves_no_choice(temperature):
+        if config.scheme.needs.sampling and decoding.takes_likeliest is not None:
             _log.warning("dewmark leaves a request unmarked: %s", error)
             return None
         _log.warning("dewmark marks a request with the default key: %s", error)
@@ -111,13 +119,20 @@ def _opened(
     if mark is None:
         return None
     seed = getattr(params, "sampling_seed", None)
-    return markers.open(
+    text = markers.open(
         mark,
         list(request.origin_input_ids),
         request.output_ids,
         seed=_seed(config, mark.key_id, request.rid) if seed is None else seed,
-        decoding=decoding_of(params),
+        decoding=decoding,
     )
+    setattr(request, _END, end := _End())
+    weakref.finalize(end, markers.ended, text)
+    return text
+
+
+class _End:
+    """Lives as long as SGLang's request, which says nothing when it ends."""
 
 
 def _seed(config: EngineConfig, key_id: str, name: str) -> int:

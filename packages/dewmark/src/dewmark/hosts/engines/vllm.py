@@ -32,8 +32,8 @@ import torch
 
 from dewmark.errors import ConfigError
 from dewmark.extras import require
-from dewmark.hosts.engines.markers import Marked, decoding_of, mark_rows, vllm_markers
-from dewmark.hosts.engines.vllm_config import MarkRequest, config_from_environment
+from dewmark.hosts.engines.markers import Marked, mark_rows, vllm_markers
+from dewmark.hosts.engines.vllm_config import MarkRequest, config_from_environment, decoding_of
 
 __all__ = ["DewLogitsProcessor"]
 
@@ -59,7 +59,7 @@ class DewLogitsProcessor(_first.LogitsProcessor, _second.LogitsProcessor):  # ty
     def validate_params(cls, sampling_params: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
         """Reject a request with wrong parameters; vLLM answers it with HTTP 400."""
         config_from_environment().mark_request(
-            sampling_params.extra_args, temperature=sampling_params.temperature
+            sampling_params.extra_args, decoding=decoding_of(sampling_params)
         )
 
 
@@ -95,7 +95,7 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
             self._park(index)
         for index, params, prompt, written in batch_update.added:
             self._park(index)
-            request = self._markers.wanted(params.extra_args, temperature=params.temperature)
+            request = self._markers.wanted(params.extra_args, decoding=decoding_of(params))
             if request is not None:
                 text = self._markers.open(
                     request,
@@ -130,6 +130,7 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
         gone = self._batch.pop(index, None)
         if gone is not None:
             self._parked.append(gone.text)
+            self._markers.ended(gone.text)
 
     def _penalties(self, params: Any) -> tuple[float, float, float] | None:  # noqa: ANN401 - SamplingParams
         presence, frequency, repetition = (float(getattr(params, name)) for name in _NEUTRAL)
@@ -202,7 +203,8 @@ class SecondRunnerProcessor(_second.LogitsProcessor):  # type: ignore[misc, name
         gone = self._requests.pop(req_idx, None)
         if gone is not None and gone.texts:
             self._parked.append(gone)
-        mark = self._markers.wanted(sampling_params.extra_args, temperature=sampling_params.temperature)
+            self._markers.ended(gone.texts[-1])
+        mark = self._markers.wanted(sampling_params.extra_args, decoding=decoding_of(sampling_params))
         if mark is None:
             return False
         self._requests[req_idx] = _Slot(mark, sampling_params)

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from dewmark.config import replace
 from dewmark.core.keys import Key
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.policy import Policy, load_policy
 from dewmark.registry import SCHEMES, unknown_name
@@ -27,8 +28,6 @@ from dewmark.scheme import Scheme
 
 KEY_FILE = "DEWMARK_KEY_FILE"
 CONFIG = "DEWMARK_VLLM_CONFIG"
-
-GREEDY = 1e-5  # below this temperature engines take the likeliest token
 
 _SWITCH, _KEY_ID = "dewmark", "dewmark_key_id"
 _MEMBER, _PAYLOAD = "dewmark_member", "dewmark_payload"
@@ -60,10 +59,6 @@ class EngineConfig:
     policy: Policy | None = None
     """Which parts of a text carry no mark; the rule for numbers is off, since engines draw those tokens."""
 
-    def leaves_no_choice(self, temperature: float) -> bool:
-        """Whether a request always takes the likeliest token, and the scheme marks the choice."""
-        return temperature < GREEDY and self.scheme.needs.sampling
-
     def key_id(self, extra_args: Mapping[str, Any] | None) -> str | None:
         """The id of the key to mark a request with; None for no mark."""
         given = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(_SWITCH)}
@@ -83,7 +78,7 @@ class EngineConfig:
         return key_id
 
     def mark_request(
-        self, extra_args: Mapping[str, Any] | None, *, temperature: float = 1.0
+        self, extra_args: Mapping[str, Any] | None, *, decoding: Decoding = Decoding()
     ) -> MarkRequest | None:
         """What to mark a request with; None for no mark."""
         key_id = self.key_id(extra_args)
@@ -94,14 +89,22 @@ class EngineConfig:
             if not self.scheme.reads_rings:
                 raise ConfigError(f"{self.scheme.name} carries neither members nor payloads: use dew")
             load_key(self.keys[key_id]).check_use(**chosen)
-        if self.leaves_no_choice(temperature):
+        if self.scheme.needs.sampling and decoding.takes_likeliest is not None:
             if self.greedy == "refuse":
-                raise ConfigError(
-                    f"temperature 0 always takes the likeliest token, and {self.scheme.name} puts its mark "
-                    'in the choice between tokens: use a temperature above 0, or send {"dewmark": false}'
-                )
+                decoding.check_samples(self.scheme.name, otherwise=f', or send {{"{_SWITCH}": false}}')
             return None
         return MarkRequest(key_id, **chosen)
+
+
+def decoding_of(params: Any) -> Decoding:  # noqa: ANN401 - an engine's sampling parameters
+    """The temperature and filters of a request, which the mark applies itself if it draws."""
+    top_k = int(params.top_k)
+    return Decoding(
+        temperature=params.temperature,
+        top_k=top_k if 0 < top_k < 1 << 30 else 0,
+        top_p=params.top_p,
+        min_p=params.min_p,
+    )
 
 
 @functools.cache

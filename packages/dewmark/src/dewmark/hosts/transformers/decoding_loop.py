@@ -22,6 +22,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, NumericalError
 from dewmark.hosts.base import OnStep
 from dewmark.hosts.transformers.attention import growing_attention
+from dewmark.room import Room, Written
 from dewmark.sampling import DraftingSession, RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
@@ -55,12 +56,12 @@ def decode(
     writable: torch.Tensor,
     on_step: OnStep | None = None,
 ) -> list[list[int]]:
-    """Complete one batch of prompts; returns each row's new ids up to its first end-of-text id.
+    """Complete one batch of prompts; returns each row's new ids up to its first end-of-text id (`Written`).
 
     ``fill_id`` pads prompts on the left and finished rows on the right. Only ids that are True in
     ``writable`` (vocab,) or end a text are chosen, not other special tokens or ids of a padded vocabulary.
-    ``on_step`` gets each row's next id, or None once the row has ended, and stops the loop by returning
-    False.
+    ``on_step`` gets each row's next id, or None once the row has ended, and its room so far, and stops the
+    loop by returning False.
     """
     device = device_of(model)
     start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
@@ -79,6 +80,7 @@ def decode(
     forbidden[eos] = False
     finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     sound = torch.ones_like(finished)
+    rooms: torch.Tensor | None = None
     waits = device.type == "cpu" or bool(ngrams)  # each step waits for the device anyway
     length = start
     for step in range(steps):
@@ -93,6 +95,9 @@ def decode(
             chosen, fine = draw(
                 scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
             )
+        if session is not None and (room := session.room()) is not None:
+            room = room.to(device)
+            rooms = room if rooms is None else torch.where(finished.unsqueeze(1), rooms, room)
         sound &= fine.to(device) | finished
         chosen = chosen.to(device).masked_fill(finished, fill_id)
         ids[:, length] = chosen
@@ -101,13 +106,15 @@ def decode(
         if drafting and ((step + 1) % drafting.stretch == 0 or step + 1 == steps or bool(finished.all())):
             rows = drafting.keep_best(decoding.drafts)
             ids, finished, sound = ids[rows], finished[rows], sound[rows]
+            rooms = None if rooms is None else rooms[rows]
             ngrams = [copy.deepcopy(ngrams[row]) for row in rows.tolist()] if ngrams else []
             forward.select(rows)
         if waits or on_step is not None or (step + 1) % _CHECK_EVERY == 0:
             check_sound(sound, model)
             if on_step is not None:
                 reported = zip(chosen.tolist(), finished.tolist(), strict=True)
-                if not on_step([None if ended else token for token, ended in reported]):
+                step_ids = [None if ended else token for token, ended in reported]
+                if not on_step(step_ids, _rooms(rooms, len(step_ids))):
                     break
             if bool(finished.all()):
                 break
@@ -116,7 +123,11 @@ def decode(
                 row.append(token)
     check_sound(sound, model)
     ends = set(eos_ids)
-    return [_until(row, ends) for row in ids[:, start:length].tolist()]
+    written: list[list[int]] = []
+    for row, left in zip(ids[:, start:length].tolist(), _rooms(rooms, len(ids)), strict=True):
+        written.append(text := Written(_until(row, ends)))
+        text.room = left
+    return written
 
 
 class CachedForward:
@@ -248,6 +259,11 @@ def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
             f"row {row} of the batch has no usable logits (NaN, infinite, or every token forbidden) in "
             f"{model.dtype}: load the host with dtype='float32', or relax n-gram blocking"
         )
+
+
+def _rooms(rooms: torch.Tensor | None, rows: int) -> list[Room | None]:
+    """The room of each row (batch, 2), None where it was not measured."""
+    return [None] * rows if rooms is None else [Room(*room) for room in rooms.tolist()]
 
 
 def _until(row: list[int], ends: set[int]) -> list[int]:
