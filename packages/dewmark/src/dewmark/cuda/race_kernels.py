@@ -764,13 +764,13 @@ def finish(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def leave_room(  # type: ignore[no-untyped-def]
-    ids, values, rows, tokens, gains, room, m, n, root, tail_root, scale, last, KEPT: constexpr
+    ids, values, rows, drawn, gains, room, m, n, root, tail_root, scale, last, KEPT: constexpr
 ):
     """Count what room each row's token left to the mark (`dewmark.dew.word_step.WordStates.measure`)."""
     row = tl.program_id(0).to(tl.int64)
     rank = tl.arange(0, KEPT)
     inside = rank < m
-    held = inside & (tl.load(ids + row * m + rank, mask=inside, other=-1) == tl.load(tokens + row))
+    held = inside & (tl.load(ids + row * m + rank, mask=inside, other=-1) == tl.load(drawn + row))
     value = tl.load(values + row * m + rank, mask=inside, other=float("-inf"))
     shown = tl.load(rows + row * m + rank, mask=held, other=0)
     shown = tl.sum(shown, axis=0)
