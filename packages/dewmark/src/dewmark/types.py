@@ -49,6 +49,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any field
 _LONG = 48  # tokens; prose of this length has about three times the effective length that a verdict needs
 
 
+EMPIRICAL = "empirical"
+"""The test that ranks a whole text among unmarked ones (`dewmark.stats.calibration`)."""
+
+
 class Verdict(enum.StrEnum):
     """A detector's answer."""
 

@@ -32,6 +32,11 @@ def locate(evidence: Evidence, *, fpr: float = 0.05, test: Test = key_test) -> l
     return found.segments
 
 
+def posterior_of(evidence: Evidence) -> np.ndarray:
+    prepared = Search(evidence)
+    return posterior(*prepared.innovations(evidence.scores), prepared.units.place)
+
+
 def text_like(units: int, *, seed: int = 0, d: int = 20) -> Evidence:
     """A text of ``units`` units with what real text has: repeated tokens, contexts that share a component and
     drift, unscored units at the start, and a stretch of 30 units that occurs twice. All scores are 0.
@@ -297,7 +302,7 @@ def test_segments_are_positions_in_the_text():
     evidence = Evidence.independent(scores[kept], np.ones(len(kept)), positions)
     (segment,) = locate(evidence)
     assert overlap([segment], (200, 300)) > 0.8
-    assert posterior(evidence).shape == (320,)
+    assert posterior_of(evidence).shape == (320,)
 
 
 def test_a_repeated_stretch_counts_once():
@@ -339,11 +344,11 @@ def test_an_exact_law_tames_skewed_scores(one_family):
 
 
 def test_the_posterior_is_a_probability_that_follows_the_mark():
-    marked = posterior(independent(noise(300, (100, 200), strength=1.0, seed=5)))
+    marked = posterior_of(independent(noise(300, (100, 200), strength=1.0, seed=5)))
     assert np.all((marked >= 0.0) & (marked <= 1.0))
     assert marked[120:180].mean() > 0.9
     assert marked[:80].mean() < 0.1
-    assert len(posterior(independent(np.zeros(0)))) == 0
+    assert len(posterior_of(independent(np.zeros(0)))) == 0
 
 
 def rest_of(scores: np.ndarray) -> module.Rest:

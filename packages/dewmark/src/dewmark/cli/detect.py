@@ -51,9 +51,6 @@ def detect(
     settings: options.Settings = None,
     fpr: options.FalsePositiveRate = 0.01,
     roots: options.Roots = None,
-    passages: Annotated[
-        bool, options.of_test("--passages", help="Search for passages too; p-values pay for it.")
-    ] = False,
     translate_back: Annotated[
         bool,
         options.of_test(
@@ -105,7 +102,6 @@ def detect(
         test=test,
         tokens=tokens,
         calibration=calibration,
-        passages=passages,
         coverage=bool(texts),
         attempts=attempts,
         translate_back=_translation(written_in, translator or ()) if translate_back else None,
@@ -119,7 +115,7 @@ def detect(
         used: dict[str, object] = {"TEXTFILE": named, "--in": rows, "--out": out, "--html": html}
         used |= {"--calibration": calibration, "--test": test, "--keys": keys, "--tokens": tokens}
         used |= {"--roots": roots, "--reader": reader}
-        used |= {"--translate-back": translate_back, "--passages": passages}
+        used |= {"--translate-back": translate_back}
         if unused := [name for name, value in used.items() if value]:
             raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
         if len(key or ()) > 1:

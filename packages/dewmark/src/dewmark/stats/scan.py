@@ -16,9 +16,12 @@ and N counts only windows of the same chunk, which can only make the result more
 All windows with p ≤ fpr contain marked units, all at once with probability 1 − fpr, so any choice among them
 keeps that guarantee. The segments are the disjoint significant windows that maximise
 
-    Σ_w ( Σ_{i in w} (π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
+    Σ_w ( Σ_{i in w} (ν_i π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
 
-where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum.
+where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum. What a
+text repeats is no further evidence: the chain sees of each score only what the scores before it do not
+predict, and ν_i is the share of its variance that is new. The repeated share counts as unmarked, because the
+same words in the same context carry no mark twice.
 
 The rest of the text (sum S_0, the segments' S_1) is compared with the segments: with β the regression of S_0
 on S_1 over keys, z_rest = (S_0 − βS_1)/σ is standard normal for a rest that was written without the key. How
@@ -152,6 +155,22 @@ class Search:
         sums = total[self.windows.end] - total[self.windows.start]
         return np.asarray(sums / self._deviation[:, None])
 
+    def innovations(self, scores: F64) -> tuple[F64, F64]:
+        """What each unit's score adds to those before it in its chunk, and the share that is new, (n,) each.
+
+        The first is standard normal over keys and independent of what came before; ``scores`` (N,) are those
+        of the text's pairs. A unit that resembles earlier ones has a share near 0.
+        """
+        parts = [chunk.innovations(scores) for _, chunk in self._chunks()]
+        if not parts:
+            return np.zeros(0), np.zeros(0)
+        # a chunk's second half is the next one's first: each unit is told by the chunk that knows more
+        steps = [slice(self._step if i else 0, None) for i in range(len(parts))]
+        x, new = (
+            np.concatenate([part[k][step] for part, step in zip(parts, steps, strict=True)]) for k in (0, 1)
+        )
+        return x, new
+
     def scan(self, z: F64) -> Scan:
         """Test every window under the key that gave the windows these z, (W,)."""
         return Scan(self.windows.start, self.windows.end, z, self.windows.share, self._crowding)
@@ -220,26 +239,32 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The marked segments of a text, in order and disjoint, and the rest, if there are segments."""
+    """The marked segments of a text, in order and disjoint, and the rest, if there are segments.
+
+    ``p_value`` is the family-wise p-value of the most striking window, segment or not.
+    """
 
     segments: list[Segment]
     rest: Rest | None
-
-    @property
-    def p_value(self) -> float:
-        """The family-wise p-value of the most striking segment, 1 if there is none."""
-        return min((segment.corrected for segment in self.segments), default=1.0)
+    p_value: float
 
 
-NOTHING_FOUND = Found([], None)
+NOTHING_FOUND = Found([], None, 1.0)
 
 
-def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:
+def search(
+    evidences: Sequence[Evidence],
+    *,
+    levels: Sequence[float],
+    tests: Sequence[Test],
+    known: Sequence[float] | None = None,
+) -> list[Found]:
     """The marked segments of one text under each of several keys, each at its own level.
 
     The evidences differ in their scores only. ``tests`` are the schemes' own tests of a whole text, one per
     key. If one gives a window a larger p-value than the normal approximation (because its scores are few or
-    skewed and their distribution is known exactly), that p-value counts.
+    skewed and their distribution is known exactly), that p-value counts. P-values above both the level and
+    ``known``, by default the level, are 1: few texts have smaller ones, and the others need no simulation.
     """
     if not evidences:
         return []
@@ -248,31 +273,41 @@ def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Seq
     # a corrected p-value is at least that of the disjoint windows of the same length: few texts need draws
     disjoint = len(prepared.units) // (prepared.windows.end - prepared.windows.start)
     least = np.min(log_ndtr(-z) + np.log(disjoint)[:, None], axis=0, initial=np.inf)
+    highest = [max(level, other) for level, other in zip(levels, known or levels, strict=True)]
     return [
-        _segments(prepared, evidence, prepared.scan(z[:, k]), fpr=level, test=test)
-        if level > 0.0 and least[k] <= math.log(level)  # a tiny level, shared by many keys, may be 0
+        _found(prepared, evidence, prepared.scan(z[:, k]), fpr=levels[k], known=highest[k], test=tests[k])
+        if highest[k] > 0.0 and least[k] <= math.log(highest[k])  # a level shared by many keys may be 0
         else NOTHING_FOUND
-        for k, (evidence, level, test) in enumerate(zip(evidences, levels, tests, strict=True))
+        for k, evidence in enumerate(evidences)
     ]
 
 
-def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, test: Test) -> Found:
+def _found(
+    prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, known: float, test: Test
+) -> Found:
     units = prepared.units
     corrected = windows.corrected
-    if not np.any(corrected <= fpr):
-        return NOTHING_FOUND
-    marked = posterior(evidence)
-    gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
     checked: set[int] = set()
+
+    def check(w: int) -> None:
+        own = test(restrict(evidence, units[windows.start[w] : windows.end[w]]))
+        corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
+        checked.add(w)
+
+    while (best := int(np.argmin(corrected))) not in checked and corrected[best] <= known:
+        check(best)
+    if corrected[best] > fpr:
+        return Found([], None, float(corrected[best]) if corrected[best] <= known else 1.0)
+    x, new = prepared.innovations(evidence.scores)
+    marked = posterior(x, new, units.place)
+    gain = np.concatenate([[0.0], np.cumsum(new * marked - 0.5)])
     while True:
         chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
         unchecked = [w for w in chosen if w not in checked]
         if not unchecked:
             break
         for w in unchecked:
-            own = test(restrict(evidence, units[windows.start[w] : windows.end[w]]))
-            corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
-        checked.update(unchecked)
+            check(w)
     segments, outside = [], np.ones(len(units), dtype=bool)
     for members in _merge_neighbours(windows, chosen, gain):
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
@@ -289,9 +324,8 @@ def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float
                 share=float(marked[start:end].mean()),
             )
         )
-    if not segments:
-        return NOTHING_FOUND
-    return Found(segments, rest_of(evidence, units, outside, windows, chosen))
+    rest = rest_of(evidence, units, outside, windows, chosen)
+    return Found(segments, rest, float(corrected[best]))
 
 
 def rest_of(
@@ -318,30 +352,30 @@ def rest_of(
     )
 
 
-def posterior(evidence: Evidence) -> F64:
-    """π (n,): the probability that each scored unit is marked, in order."""
-    units = Units.of(evidence)
-    if len(units) == 0:
+def posterior(x: F64, new: F64, place: I64) -> F64:
+    """π (n,): the probability that each scored unit is marked, from `Search.innovations` at these places."""
+    if len(x) == 0:
         return np.zeros(0)
-    sizes = np.maximum(evidence.sizes, 1e-12)  # of units that weigh nothing the score is 0 too
-    x = (evidence.scores[: evidence.pairs] / np.sqrt(evidence.variance * sizes))[units.pair]
     strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
-    leave = 1.0 / length
-    enter = leave * _MARKED / (1.0 - _MARKED)
-    ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of densities, N(μ, 1) over N(0, 1)
+    # of densities, N(μ√new, 1) over N(0, 1): a choice by the whole score moves its new part by μ√new
+    mean = np.sqrt(new)[:, None] * strength
+    ratio = np.exp(x[:, None] * mean - mean**2 / 2.0)
+    # the chain leaves a state in any unit of the text, scored or not
+    stay = (1.0 - 1.0 / (length * (1.0 - _MARKED))) ** np.diff(place, prepend=place[0])[:, None]
     # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
     forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
-    ahead = np.full(len(strength), _MARKED)
+    before = np.full(len(strength), _MARKED)
     for i, r in enumerate(ratio):
+        ahead = _MARKED + (before - _MARKED) * stay[i]
         total = ahead * r + 1.0 - ahead
-        forward[i] = ahead * r / total
-        ahead = forward[i] * (1.0 - leave) + (1.0 - forward[i]) * enter
+        forward[i] = before = ahead * r / total
         likelihood += np.log(total)
     # backward: the likelihood ratio of the remaining scores after a marked and after an unmarked unit
     backward = np.ones_like(ratio)
     for i in range(len(x) - 2, -1, -1):
         r = ratio[i + 1] * backward[i + 1]
-        backward[i] = ((1.0 - leave) * r + leave) / (enter * r + 1.0 - enter)
+        enter = _MARKED * (1.0 - stay[i + 1])
+        backward[i] = ((enter + stay[i + 1]) * (r - 1.0) + 1.0) / (enter * (r - 1.0) + 1.0)
     odds = forward * backward
     weight = np.exp(likelihood - likelihood.max())
     return np.asarray((odds / (odds + 1.0 - forward)) @ (weight / weight.sum()))
@@ -388,11 +422,11 @@ class _Chunk:
     """Consecutive scored units and the covariance of their scores over keys."""
 
     def __init__(self, evidence: Evidence, units: Units) -> None:
-        pairs, self._pair = np.unique(units.pair, return_inverse=True)
+        self._pairs, self._pair = np.unique(units.pair, return_inverse=True)
         self._weight = units.weight
-        self._pair_variance = evidence.variance * evidence.sizes[pairs]
+        self._pair_variance = evidence.variance * evidence.sizes[self._pairs]
         self._variance = self._pair_variance[self._pair]
-        self._covariance = covariance(evidence, pairs, pairs).astype(np.float64)
+        self._covariance = covariance(evidence, self._pairs, self._pairs).astype(np.float64)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
         self._block[1:, 1:] = self._covariance[np.ix_(self._pair, self._pair)]
@@ -412,6 +446,18 @@ class _Chunk:
         total = np.concatenate([[0.0], np.cumsum(self._weight * np.sqrt(self._variance))])
         length = total[windows.end] - total[windows.start]
         return np.asarray(np.square(length / np.maximum(self.deviation(windows), 1e-12)))
+
+    def innovations(self, scores: F64) -> tuple[F64, F64]:
+        """What each unit's score adds to those before it, and the share that is new."""
+        from scipy.linalg import cholesky, solve_triangular
+
+        n = len(self._pair)
+        sd = np.sqrt(np.maximum(self._variance, 1e-12))
+        K = self._covariance[np.ix_(self._pair, self._pair)] / np.outer(sd, sd)
+        K[np.diag_indices(n)] += _JITTER
+        factor = cholesky(K, lower=True, overwrite_a=True, check_finite=False)
+        x = solve_triangular(factor, scores[self._pairs][self._pair] / sd, lower=True, check_finite=False)
+        return x, np.minimum(np.diagonal(factor) ** 2, 1.0)
 
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
         """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
