@@ -5,7 +5,7 @@
    of them becomes an object: a value takes a hundred times the memory of its text.
 3. `admitted`: texts and prompts within limits. A prompt is context, of which only the last words are read:
    the rest is cut off here, and what is left counts like text.
-4. `seconds_of` a query: an estimate from characters, keys, passages and reader. Requests that would take
+4. `seconds_of` a query: an estimate from characters, keys and reader. Requests that would take
    too long are refused; the others are charged and queued by it (`fair_pool`).
 
 The estimates are for one core of a small server. Boundary: numbers; nothing here reads a text.
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dewmark.verdict import MIN_SEARCHED
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.settings import Settings
 from dewmark_desk.verdicts import Examination, Query
@@ -125,12 +126,13 @@ def size_of(query: Query) -> int:
 
 
 def seconds_of(query: Query, how: Examination) -> float:
-    """The estimated work of one query: each key costs, and so do passages, rings and a reader."""
+    """The estimated work of one query: each key costs, and so do a search, rings and a reader."""
     size = len(query.text) + len(query.prompt or "")
     seconds = sum(0.002 + 3e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants)
     seconds += 8e-6 * min(size, 24_000)  # the packaged reader, once for all keys
-    if how.passages:
-        seconds += len(how.tenants) * (0.005 + 15e-6 * size)
+    if len(query.text) >= MIN_SEARCHED:  # a unit has at least one character
+        kinds = len({each.bound.scheme for each in how.tenants})  # each reads the text for itself
+        seconds += kinds * (0.005 + 10e-6 * size) + len(how.tenants) * (0.001 + 1e-6 * size)
     return seconds + (1e-3 * size if how.has_reader else 0.0)
 
 
@@ -141,7 +143,7 @@ def check_seconds(seconds: float, settings: Settings) -> None:
             413,
             "too_much_work",
             f"this would take about {seconds:.0f} s, and a request may take {settings.request_seconds:g} s: "
-            "send less text, name fewer tenants, leave out passages, or send a batch",
+            "send less text, name fewer tenants, or send a batch",
         )
 
 

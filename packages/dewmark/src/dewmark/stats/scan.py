@@ -16,12 +16,12 @@ and N counts only windows of the same chunk, which can only make the result more
 All windows with p ≤ fpr contain marked units, all at once with probability 1 − fpr, so any choice among them
 keeps that guarantee. The segments are the disjoint significant windows that maximise
 
-    Σ_w ( Σ_{i in w} (ν_i π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
+    Σ_w ( Σ_{i in w} (π_i − ½ − REPEATED · r_i) − COST ),    π_i = P(unit i is marked | scores),
 
 where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum. What a
-text repeats is no further evidence: the chain sees of each score only what the scores before it do not
-predict, and ν_i is the share of its variance that is new. The repeated share counts as unmarked, because the
-same words in the same context carry no mark twice.
+text repeats carries no mark and no evidence: a pair counts where it first occurs, and r_i is how many more
+units around it than is usual in this text say nothing new. So a stretch that says again what was said before
+is not joined to a marked one because a few new words in it score high by chance.
 
 The rest of the text (sum S_0, the segments' S_1) is compared with the segments: with β the regression of S_0
 on S_1 over keys, z_rest = (S_0 − βS_1)/σ is standard normal for a rest that was written without the key. How
@@ -52,6 +52,8 @@ SHORTEST = 30
 MIN_EFFECTIVE_LENGTH = 16.0
 DRAWS = 1000
 COST = 8.0
+REPEATED = 0.2
+"""What a segment loses by a unit that says nothing new; it gains ½ by one that is surely marked."""
 _RATIO = 1.12  # of one window length to the next
 _STEPS = 14  # windows begin 1/14 of their length apart
 BATCH = 64  # draws held at a time
@@ -154,22 +156,6 @@ class Search:
         np.cumsum(scores[self.units.pair] * self.units.weight[:, None], axis=0, out=total[1:])
         sums = total[self.windows.end] - total[self.windows.start]
         return np.asarray(sums / self._deviation[:, None])
-
-    def innovations(self, scores: F64) -> tuple[F64, F64]:
-        """What each unit's score adds to those before it in its chunk, and the share that is new, (n,) each.
-
-        The first is standard normal over keys and independent of what came before; ``scores`` (N,) are those
-        of the text's pairs. A unit that resembles earlier ones has a share near 0.
-        """
-        parts = [chunk.innovations(scores) for _, chunk in self._chunks()]
-        if not parts:
-            return np.zeros(0), np.zeros(0)
-        # a chunk's second half is the next one's first: each unit is told by the chunk that knows more
-        steps = [slice(self._step if i else 0, None) for i in range(len(parts))]
-        x, new = (
-            np.concatenate([part[k][step] for part, step in zip(parts, steps, strict=True)]) for k in (0, 1)
-        )
-        return x, new
 
     def scan(self, z: F64) -> Scan:
         """Test every window under the key that gave the windows these z, (W,)."""
@@ -298,9 +284,8 @@ def _found(
         check(best)
     if corrected[best] > fpr:
         return Found([], None, float(corrected[best]) if corrected[best] <= known else 1.0)
-    x, new = prepared.innovations(evidence.scores)
-    marked = posterior(x, new, units.place)
-    gain = np.concatenate([[0.0], np.cumsum(new * marked - 0.5)])
+    marked, gained = gains(evidence)
+    gain = np.concatenate([[0.0], np.cumsum(gained)])
     while True:
         chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
         unchecked = [w for w in chosen if w not in checked]
@@ -352,16 +337,34 @@ def rest_of(
     )
 
 
-def posterior(x: F64, new: F64, place: I64) -> F64:
-    """π (n,): the probability that each scored unit is marked, from `Search.innovations` at these places."""
-    if len(x) == 0:
-        return np.zeros(0)
+def gains(evidence: Evidence) -> tuple[F64, F64]:
+    """π (n,) of each scored unit, and what a segment gains by it, in order.
+
+    A pair is evidence where it first occurs. What follows it without anything new, more than is usual in this
+    text, counts as unmarked and belongs half to the unit before it.
+    """
+    units = Units.of(evidence)
+    marked = np.zeros(len(units))
+    if not len(units):
+        return marked, marked
+    first = np.sort(np.unique(units.pair, return_index=True)[1])
+    place = units.place[first]
+    gap = np.diff(place, prepend=place[0])
+    pairs = units.pair[first]
+    sizes = np.maximum(evidence.sizes[pairs], 1e-12)  # of units that weigh nothing the score is 0 too
+    pi = posterior(evidence.scores[pairs] / np.sqrt(evidence.variance * sizes), gap)
+    gain = np.zeros(len(units))
+    repeated = REPEATED * np.maximum(gap - gap.mean(), 0.0) / 2.0
+    gain[first] = pi - 0.5 - repeated - np.append(repeated[1:], 0.0)
+    return pi[np.searchsorted(first, np.arange(len(units)), side="right") - 1], gain
+
+
+def posterior(x: F64, gap: I64) -> F64:
+    """π (n,): the probability that each unit is marked, by its z ``x`` and its distance from the last."""
     strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
-    # of densities, N(μ√new, 1) over N(0, 1): a choice by the whole score moves its new part by μ√new
-    mean = np.sqrt(new)[:, None] * strength
-    ratio = np.exp(x[:, None] * mean - mean**2 / 2.0)
-    # the chain leaves a state in any unit of the text, scored or not
-    stay = (1.0 - 1.0 / (length * (1.0 - _MARKED))) ** np.diff(place, prepend=place[0])[:, None]
+    ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of densities, N(μ, 1) over N(0, 1)
+    # the chain may change its state at every unit of the text, scored or not
+    stay = (1.0 - 1.0 / (length * (1.0 - _MARKED))) ** gap[:, None]
     # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
     forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
     before = np.full(len(strength), _MARKED)
@@ -422,15 +425,17 @@ class _Chunk:
     """Consecutive scored units and the covariance of their scores over keys."""
 
     def __init__(self, evidence: Evidence, units: Units) -> None:
-        self._pairs, self._pair = np.unique(units.pair, return_inverse=True)
+        pairs, self._pair = np.unique(units.pair, return_inverse=True)
         self._weight = units.weight
-        self._pair_variance = evidence.variance * evidence.sizes[self._pairs]
+        self._pair_variance = evidence.variance * evidence.sizes[pairs]
         self._variance = self._pair_variance[self._pair]
-        self._covariance = covariance(evidence, self._pairs, self._pairs).astype(np.float64)
+        self._covariance = covariance(evidence, pairs, pairs)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
-        self._block[1:, 1:] = self._covariance[np.ix_(self._pair, self._pair)]
-        self._block[1:, 1:] *= np.outer(units.weight, units.weight)
+        inside = self._block[1:, 1:]
+        inside[...] = self._covariance[np.ix_(self._pair, self._pair)]
+        inside *= units.weight
+        inside *= units.weight[:, None]
         np.cumsum(self._block, axis=0, out=self._block)
         np.cumsum(self._block, axis=1, out=self._block)
 
@@ -447,18 +452,6 @@ class _Chunk:
         length = total[windows.end] - total[windows.start]
         return np.asarray(np.square(length / np.maximum(self.deviation(windows), 1e-12)))
 
-    def innovations(self, scores: F64) -> tuple[F64, F64]:
-        """What each unit's score adds to those before it, and the share that is new."""
-        from scipy.linalg import cholesky, solve_triangular
-
-        n = len(self._pair)
-        sd = np.sqrt(np.maximum(self._variance, 1e-12))
-        K = self._covariance[np.ix_(self._pair, self._pair)] / np.outer(sd, sd)
-        K[np.diag_indices(n)] += _JITTER
-        factor = cholesky(K, lower=True, overwrite_a=True, check_finite=False)
-        x = solve_triangular(factor, scores[self._pairs][self._pair] / sd, lower=True, check_finite=False)
-        return x, np.minimum(np.diagonal(factor) ** 2, 1.0)
-
     def inverse_counts(self, windows: _Windows, draws: int, rng: np.random.Generator) -> F64:
         """1/N(q) at each level, (draws, levels); each draw makes one window pass, chosen by its share."""
         from scipy.linalg import cholesky  # slow to import, and most texts do without
@@ -466,7 +459,7 @@ class _Chunk:
         sd = self.deviation(windows)[:, None]
         # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
         jitter = _JITTER * np.diag(np.maximum(self._pair_variance, self._pair_variance.mean()))
-        factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
+        factor = cholesky(self._covariance.astype(np.float64) + jitter, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
         out = np.empty((draws, len(_LEVELS)))
