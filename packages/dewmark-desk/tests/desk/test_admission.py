@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
+from dewmark.verdict import MIN_SEARCHED
 from dewmark_desk import schemas
 from dewmark_desk.admission import MAX_DEPTH, SLICE, admitted, context_of, parsed, seconds_of, slices
 from dewmark_desk.http_errors import ApiError
@@ -21,7 +22,6 @@ from dewmark_desk.tenants import Tenant, open_demonstration
 from dewmark_desk.verdicts import Examination, Query
 
 ONE = Examination([Tenant("acme", bound("acme"))], keys=1)
-NONE = Examination([], keys=1)
 MANY = Examination([Tenant(f"k{i}", bound("acme")) for i in range(50)], keys=50)
 SETTINGS = Settings(detectors=(("acme", "in memory"),), store="sqlite:///none")
 
@@ -139,11 +139,12 @@ def test_prompts_count_like_text():
 
 def test_estimate_grows_with_all_that_costs():
     text = Query("x" * 30_000)
+    two = Examination(MANY.tenants[:2], keys=2)
     assert seconds_of(text, MANY) - seconds_of(text, ONE) == pytest.approx(
-        49 * (seconds_of(text, ONE) - seconds_of(text, NONE))
+        49 * (seconds_of(text, two) - seconds_of(text, ONE))
     )
-    searched = Examination(ONE.tenants, keys=1, passages=True)
-    assert seconds_of(text, searched) > 2 * seconds_of(text, ONE)
+    short = Query("x" * (MIN_SEARCHED - 1))  # the passages of a long one may be searched
+    assert seconds_of(Query("x" * MIN_SEARCHED), ONE) > 2 * seconds_of(short, ONE)
     assert seconds_of(Query("x", "x" * 2000), ONE) > seconds_of(Query("x"), ONE)
 
 

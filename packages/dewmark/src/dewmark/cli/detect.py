@@ -189,7 +189,9 @@ class _Verdicts:
         elif self._total == 1:
             self._held.append(scored)
         else:  # the text will not be shown: save memory
-            detection = dataclasses.replace(scored.detection, tokens=())
+            detection = scored.detection
+            if not detection.leaves_no_room:  # which the tokens tell
+                detection = dataclasses.replace(detection, tokens=())
             self._held.append(dataclasses.replace(scored, text="", detection=detection))
 
     def close(self) -> None:
