@@ -304,7 +304,7 @@ def length_in_words(effective: float, tokens: int) -> str:
 
     It is the larger one where tokens lean against each other, so that their sum varies less over keys.
     """
-    share = "of" if round(effective) <= tokens else "from"
+    share = "from" if effective >= tokens + 0.5 else "of"
     return f"effective length {effective:.0f} {share} {tokens} tokens"
 
 

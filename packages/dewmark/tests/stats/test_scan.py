@@ -410,7 +410,7 @@ def test_a_simulation_adds_two_standard_errors_of_its_own(text):
 
 def test_how_far_the_rest_falls_behind_accounts_for_what_the_parts_share():
     rng = np.random.default_rng(2)
-    T = normalize_rows(rng.normal(size=(120, 40)) + 0.3).astype(np.float32)  # one direction runs through all
+    T = normalize_rows(rng.normal(size=(120, 40)) + 0.15).astype(np.float32)  # one direction runs through all
     evidence = Evidence(
         rng.normal(size=120) + np.repeat([0.0, 0.4], 60), np.zeros(120), np.ones(120), np.arange(120),
         T, np.ones((120, 1), dtype=np.float32), (1.0,),
