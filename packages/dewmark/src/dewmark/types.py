@@ -21,6 +21,7 @@ __all__ = [
     "Seeds",
     "TokenScore",
     "Verdict",
+    "length_in_words",
 ]
 
 Seeds = Sequence[int] | None
