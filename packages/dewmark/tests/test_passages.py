@@ -15,10 +15,13 @@ import dewmark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
+from dewmark.passages import Version, judge, judge_texts
 from dewmark.scheme import make_detection
 from dewmark.stats import scan
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
+from dewmark.types import Detection, Looks, Verdict
+from dewmark.verdict import MIN_SEARCHED
 from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(3, 35)))
@@ -121,7 +124,7 @@ def test_bad_calls(scheme):
         dewmark.locate("text", scheme, fpr=1.5)
 
 
-PLACES = tuple((i, i + 1) for i in range(200))
+PLACES = tuple((i, i + 1) for i in range(400))
 
 
 class NoiseBound(dewmark.BoundScheme):
@@ -174,8 +177,8 @@ def one_search(monkeypatch):
 
 def test_unmarked_documents_under_50_keys(one_search):
     """Any accusation, of the whole text or of any passage, under any key: at most the level."""
-    keys, texts, level = [NoiseBound(number) for number in range(50)], 100, 0.1
-    found = [dewmark.locate(f"{i:-<120}", keys, fpr=level) for i in range(texts)]
+    keys, texts, level = [NoiseBound(number) for number in range(50)], 60, 0.1
+    found = [dewmark.locate(f"{i:-<{MIN_SEARCHED}}", keys, fpr=level) for i in range(texts)]
     accused = sum(each.is_marked or bool(each.passages) for each in found)
     margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
     assert accused / texts <= level + margin
@@ -185,7 +188,10 @@ def test_unmarked_documents_under_50_keys(one_search):
         assert all(passage.p_value <= level for passage in each.passages)
         assert each.p_value == min(each.p_values)
     # one key after the other, without paying for the others, accuses nearly everybody
-    alone = [any(dewmark.locate(f"{i:-<120}", key, fpr=level).is_marked for key in keys) for i in range(6)]
+    alone = [
+        any(dewmark.locate(f"{i:-<{MIN_SEARCHED}}", key, fpr=level).is_marked for key in keys)
+        for i in range(6)
+    ]
     assert sum(alone) >= 5
 
 
@@ -218,3 +224,133 @@ def test_a_text_marked_throughout_is_marked_as_a_whole(host, scheme):
     assert found.coverage.extent == "whole"
     assert "marked, throughout" in str(found)
     assert dewmark.Detector(scheme).detect(words(host, 200, seed=5)).coverage is None
+
+
+class RingBound(NoiseBound):
+    """As many uses of one key as its number says: the search pays for each of them."""
+
+    n_hypotheses = 32
+
+    def for_member(self, *, member=None, payload=None):
+        raise NotImplementedError
+
+
+RingBound.__abstractmethods__ = frozenset()
+
+
+def result(p: float, *, key: str, units: int = MIN_SEARCHED) -> Detection:
+    """A detector's result for a whole text of so many units."""
+    verdict = Verdict.MARKED if p <= 0.01 else Verdict.NOT_MARKED
+    return Detection(verdict, p, 0.0, 0.0, float(units), units, "key", 0.01, "noise", key)
+
+
+def window(start: int, end: int, p: float) -> scan.Segment:
+    return scan.Segment(start, end, 5.0, p / 10, p, float(end - start), 0.9)
+
+
+def found_at(*segments: scan.Segment) -> scan.Found:
+    return scan.Found(list(segments), None, min(each.corrected for each in segments))
+
+
+def judged(monkeypatch, bounds, results, searched, *, versions=(), **options):
+    """The verdict on a text if a search finds this under each key; and what the search was asked."""
+    asked = {}
+
+    def search(evidences, **options):
+        asked.update(options)
+        return [searched[k] for k in range(len(evidences))]
+
+    monkeypatch.setattr(scan, "search", search)
+    text = "x" * len(PLACES)
+    own = [Version(text, None, results), *versions]
+    return judge(own, bounds.__getitem__, **options), asked
+
+
+class TestEveryLookIsPaidFor:
+    def test_uses_of_a_key_in_the_search(self, monkeypatch):
+        """Of a ring's 32 uses the search takes the best: its level is divided by 32, and its p times 32."""
+        ring = RingBound(1)
+        quiet = result(0.5, key=ring.fingerprint)
+        located, asked = judged(monkeypatch, [ring], [quiet], [found_at(window(10, 60, 1e-5))])
+        assert asked["levels"] == [pytest.approx(0.01 * 0.2 / 32)]
+        assert asked["known"] == [pytest.approx(0.05 * 0.2 / 32)]
+        assert located.p_value == pytest.approx(32 * 1e-5 / 0.2)
+        assert [each.p_value for each in located.passages] == [pytest.approx(32 * 1e-5 / 0.2)]
+
+    def test_uses_of_a_key_where_a_significant_whole_text_is_searched(self, monkeypatch):
+        ring = RingBound(1)
+        loud = result(1e-9, key=ring.fingerprint)
+        located, asked = judged(monkeypatch, [ring], [loud], [found_at(window(10, 60, 1e-5))])
+        assert asked["levels"] == [pytest.approx(0.01 / 32)]
+        assert located.p_value == pytest.approx(1e-9 / 0.8)
+        assert [each.p_value for each in located.passages] == [pytest.approx(32 * 1e-5)]
+
+    def test_uses_of_a_key_where_passages_explain_a_short_text(self, monkeypatch):
+        ring = RingBound(1)
+        short = result(1e-9, key=ring.fingerprint, units=MIN_SEARCHED - 1)
+        located, asked = judged(monkeypatch, [ring], [short], [found_at(window(10, 60, 1e-5))])
+        assert located.p_value == 1e-9
+        assert asked["levels"] == [pytest.approx(0.01 / 32)]
+        assert [each.p_value for each in located.passages] == [pytest.approx(32 * 1e-5)]
+
+    def test_keys_and_attempts(self, monkeypatch):
+        keys = [NoiseBound(k) for k in range(4)]
+        quiet = [result(0.5, key=key.fingerprint) for key in keys]
+        nothing = [scan.NOTHING_FOUND] * 3
+        located, _ = judged(
+            monkeypatch, keys, quiet, [found_at(window(0, 50, 1e-6)), *nothing], attempts=3, keys=10
+        )
+        assert located.p_value == pytest.approx(10 * 3 * 1e-6 / 0.2, rel=1e-4)
+        assert located.looks == Looks(keys=10, attempts=3, passages=True)
+
+
+def test_only_keys_that_are_found_have_passages(monkeypatch):
+    """A window at its key's level is no passage of a key whose own p-value is above the level."""
+    keys = [NoiseBound(0), NoiseBound(1)]
+    results = [result(1e-9, key=keys[0].fingerprint), result(0.5, key=keys[1].fingerprint)]
+    windows = [found_at(window(0, 50, 1e-6)), scan.Found([window(90, 140, 1e-6)], None, 1.0)]
+    located, _ = judged(monkeypatch, keys, results, windows)
+    assert located.p_values[1] > 0.01
+    assert {each.key_fingerprint for each in located.passages} == {keys[0].fingerprint}
+
+
+def test_of_overlapping_passages_the_more_significant_stays(monkeypatch):
+    keys = [NoiseBound(0), NoiseBound(1)]
+    results = [result(1e-9, key=key.fingerprint) for key in keys]
+    windows = [found_at(window(0, 60, 1e-4)), found_at(window(40, 100, 1e-8))]
+    located, _ = judged(monkeypatch, keys, results, windows)
+    assert [(each.start, each.key_fingerprint) for each in located.passages] == [(40, keys[1].fingerprint)]
+
+
+def test_passages_are_those_of_the_version_that_decided(monkeypatch):
+    """Under a translation's verdict there are no places in the original."""
+    key = NoiseBound(0)
+    own, other = result(1e-4, key=key.fingerprint), result(1e-9, key=key.fingerprint)
+    searched = [found_at(window(0, 60, 1e-4))]
+    alone, _ = judged(monkeypatch, [key], [own], searched)
+    assert alone.coverage is not None
+    both, _ = judged(monkeypatch, [key], [own], searched, versions=[Version("translated", None, [other])])
+    assert (both.version, both.verdict, both.coverage) == (1, Verdict.MARKED, None)
+
+
+def test_schemes_without_evidence_test_whole_texts_at_the_full_level():
+    class NoEvidence(NoiseBound):
+        evidence = None
+
+    NoEvidence.__abstractmethods__ = frozenset()
+    key = NoEvidence(0)
+    located = judge(
+        [Version("x" * 200, None, [result(0.009, key=key.fingerprint, units=900)])], lambda _: key
+    )
+    assert (located.p_value, located.looks) == (0.009, Looks())
+    assert located.is_marked
+
+
+@pytest.mark.parametrize("units", [MIN_SEARCHED - 1, MIN_SEARCHED])
+def test_false_alarms_on_both_sides_of_the_bound(one_search, units):
+    """Texts just short enough to be tested as a whole, and just long enough to be searched."""
+    key, texts, level = NoiseBound(3), 400, 0.05
+    found = [judge_texts(key, [f"{i:-<{units}}"], fpr=level, explain=False)[0] for i in range(texts)]
+    assert all(each.looks.passages == (units >= MIN_SEARCHED) for each in found)
+    margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
+    assert 0.5 * level - margin < np.mean([each.is_marked for each in found]) <= level + margin

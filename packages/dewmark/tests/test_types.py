@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dewmark.types import Detection, ForgeryTest, Generation, TokenScore, Verdict
+from dewmark.types import Detection, ForgeryTest, Generation, TokenScore, Verdict, length_in_words
 
 
 @pytest.fixture
@@ -40,6 +40,22 @@ def test_the_string_shows_every_number(detection):
     assert str(detection) == (
         "marked (p = 1.25e-06, z = 4.71, effective length 161 of 197 tokens, key test, key a1b2c3d4)"
     )
+
+
+def test_an_effective_length_above_the_number_of_tokens_is_no_share_of_them(detection):
+    shown = str(replace(detection, effective_length=211.2, tokens_scored=202))
+    assert "effective length 211 from 202 tokens" in shown
+    assert length_in_words(202.4, 202) == "effective length 202 of 202 tokens"
+
+
+def test_a_long_text_without_evidence_is_not_called_short(detection):
+    """Repetition: more of it would not help, however few different words it has."""
+    again = tuple(TokenScore("again", i, i + 5, 0.0, False) for i in range(900))
+    short = replace(detection, verdict=Verdict.TOO_SHORT, effective_length=7.0, tokens_scored=18)
+    assert short.words == "too short"
+    repeated = replace(short, tokens=again)
+    assert repeated.leaves_no_room
+    assert str(repeated).startswith("no room for a mark (")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from dewmark.verdict import (
     corrected,
     decide,
     level_of_key,
-    level_of_whole,
     names_origin,
     verdict_of,
 )
@@ -37,7 +36,7 @@ def test_looks_pay_for_keys_attempts_and_passages():
     level = level_of_key(0.01, looks)
     assert corrected(level, looks) == pytest.approx(0.01)
     # 4 : 1 between whole text and search: together they use up the level of one key
-    assert corrected(level_of_whole(0.01, looks), looks, share=WHOLE_SHARE) == pytest.approx(0.01)
+    assert corrected(WHOLE_SHARE * level, looks, share=WHOLE_SHARE) == pytest.approx(0.01)
     assert corrected(0.2 * level, looks, share=1.0 - WHOLE_SHARE) == pytest.approx(0.01)
     assert corrected(1e-6, looks) == pytest.approx(150e-6, rel=1e-3)
     assert corrected(0.03, Looks()) == 0.03
@@ -66,7 +65,7 @@ def test_a_text_without_a_verdict_counts_only_if_there_is_no_other():
     assert (decision.index, decision.verdict, decision.p_value) == (1, Verdict.NOT_MARKED, 0.4)
     decision = decide([short], fpr=FPR, looks=Looks())
     assert (decision.verdict, decision.p_value) == (Verdict.TOO_SHORT, 1e-9)
-    searched = decide([short], fpr=FPR, looks=Looks(passages=True), passages=[1e-6])
+    searched = decide([short], fpr=FPR, looks=Looks(passages=True), searches={0: 1e-6})
     assert (searched.verdict, searched.p_value) == (Verdict.MARKED, pytest.approx(5e-6))
 
 
@@ -76,7 +75,8 @@ def test_attribution_is_corrected_for_all_looks(looks):
     share = WHOLE_SHARE if looks.passages else 1.0
     for p_tail in np.geomspace(1e-7, FPR, 30):
         made = found(1e-12, p_tail=float(p_tail))
-        shown = decide([made], fpr=FPR, looks=looks).applied(made)
+        searches = {0: 1.0} if looks.passages else {}
+        shown = decide([made], fpr=FPR, looks=looks, searches=searches).applied(made)
         assert made.forgery.attributable
         assert shown.forgery.p_tail == corrected(float(p_tail), looks, share=share) > p_tail
         assert shown.forgery.attributable == (shown.forgery.p_tail <= FPR)
@@ -85,8 +85,8 @@ def test_attribution_is_corrected_for_all_looks(looks):
 def test_origin_needs_a_whole_text_that_is_significant_after_all_looks():
     made = found(0.9 * ORIGIN_SHARE * FPR, p_tail=1e-12)  # beyond doubt alone; with passages only these are
     assert made.member == 3
-    for looks, passages in ((Looks(keys=2), None), (Looks(passages=True), [1e-9])):
-        decision = decide([made], fpr=FPR, looks=looks, passages=passages)
+    for looks, searches in ((Looks(keys=2), {}), (Looks(passages=True), {0: 1e-9})):
+        decision = decide([made], fpr=FPR, looks=looks, searches=searches)
         shown = decision.applied(made)
         assert shown.is_marked
         assert (shown.member, shown.payload, shown.payload_confidence, shown.forgery) == (None,) * 4

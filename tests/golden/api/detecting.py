@@ -14,12 +14,12 @@ from tests.golden.api.worlds import MARKS, Json, World, secret
 from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.opening import identified
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
-from dewmark.types import Detection
+from dewmark.types import Detection, Looks
+from dewmark.verdict import decide
 
 
 def numbers_of(found: Detection) -> dict[str, Json]:
@@ -58,17 +58,17 @@ def many_keys(world: World, mark: str, texts: Sequence[str], keys: Sequence[int]
         .with_settings(dict(settings))
         .detect_keys([Key(secret(key)) for key in keys], list(texts), host.info, world.workspace(host))
     )
-    made = [identified(row, fpr=0.01) for row in rows]
+    made = [decide(row, fpr=0.01, looks=Looks(keys=len(row))) for row in rows]
     return [
         {
             "p": one.p_value,
             "best": one.index,
             "verdict": str(one.verdict.value),
-            "p of keys": [each.p_value for each in one.detections],
-            "z of keys": [each.z for each in one.detections],
-            "best tokens": len(one.best.tokens),
+            "p of keys": [each.p_value for each in row],
+            "z of keys": [each.z for each in row],
+            "best tokens": len(row[one.index].tokens),
         }
-        for one in made
+        for one, row in zip(made, rows, strict=True)
     ]
 
 

@@ -5,7 +5,7 @@
    of them becomes an object: a value takes a hundred times the memory of its text.
 3. `admitted`: texts and prompts within limits. A prompt is context, of which only the last words are read:
    the rest is cut off here, and what is left counts like text.
-4. `seconds_of` a query: an estimate from words, bytes, keys, passages and reader. Requests that would take
+4. `seconds_of` a query: an estimate from words, bytes, keys and reader. Requests that would take
    too long are refused; the others are charged and queued by it (`fair_pool`).
 
 The estimates are for one core of a small server, and above what dense random words of eleven scripts took,
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dewmark.text.words import most_words
+from dewmark.verdict import MIN_SEARCHED
 from dewmark_desk.http_errors import ApiError
 from dewmark_desk.settings import Settings
 from dewmark_desk.verdicts import Examination, Query
@@ -128,16 +129,15 @@ def size_of(query: Query) -> int:
 
 
 def seconds_of(query: Query, how: Examination) -> float:
-    """The estimated work of one query: each key costs, and so do passages, rings and a reader."""
+    """The estimated work of one query: each key costs, and so do a search, rings and a reader."""
     units, size = _units(query, how), size_of(query)
-    keys = len(how.tenants)
     seconds = sum(
         0.004 + 12e-6 * units + 1.5e-6 * size + (0.004 if each.has_ring else 0.0) for each in how.tenants
     )
     seconds += 6e-6 * units + 45e-6 * min(units, _READ)  # the packaged reader, once for all keys
-    if how.passages:
-        crowded = min(units / 2_000, 1.0)  # short texts have few windows
-        seconds += (20e-6 + 160e-6 * crowded) * units + keys * (0.005 + (20e-6 + 60e-6 * crowded) * units)
+    if units >= MIN_SEARCHED:
+        kinds = len({each.bound.scheme for each in how.tenants})  # each reads the text for itself
+        seconds += kinds * (0.005 + 60e-6 * units) + len(how.tenants) * (0.001 + 10e-6 * units)
     return seconds + (1e-3 * size if how.has_reader else 0.0)
 
 
@@ -161,7 +161,7 @@ def check_seconds(seconds: float, settings: Settings) -> None:
             413,
             "too_much_work",
             f"this would take about {seconds:.0f} s, and a request may take {settings.request_seconds:g} s: "
-            "send less text, name fewer tenants, leave out passages, or send a batch",
+            "send less text, name fewer tenants, or send a batch",
         )
 
 

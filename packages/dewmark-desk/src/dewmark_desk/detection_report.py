@@ -23,7 +23,7 @@ from typing import Any
 from dewmark.reports.detection_display import CAVEATS, one_in, p_value, share_in_words
 from dewmark.reports.html_page import escape, html_page
 from dewmark.scheme import BoundScheme
-from dewmark.types import Looks, Verdict
+from dewmark.types import Looks, Verdict, length_in_words
 from dewmark.version import __version__
 from dewmark_desk.signing import Signed
 
@@ -151,8 +151,8 @@ def render_report(signed: Signed, document: str) -> str:
         "Key": _key(claims["attribution"]),
         "Marked by": _marked_by(claims.get("origin")),
         "Technique": f"{technique['scheme']}: {technique['summary']}; {technique['test']} test",
-        "Evidence": f"z = {_number(found['z'], 2)}, effective length {_number(found['effective_length'], 0)} "
-        f"of {found['tokens_scored']:,} tokens",
+        "Evidence": f"z = {_number(found['z'], 2)}, "
+        f"{length_in_words(found['effective_length'], found['tokens_scored'])}",
         "Software": claims["software"],
         "Report": claims["id"],
         "Signer": f"{signed.signer} (Ed25519)",

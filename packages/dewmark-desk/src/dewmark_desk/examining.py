@@ -14,8 +14,8 @@ What the service decides for its callers (`examination`, `seeds_of`):
 
 A request of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. All
 else runs in the slow pool, in turns of a slice: some of its texts, or one text under some of the keys. What
-cannot be cut (a search for passages under many keys) takes a longer turn there. Texts that a language model
-reads have a pool of their own, so that nobody else waits for it.
+cannot be cut (the search of a long text under many keys) takes a longer turn there. Texts that a language
+model reads have a pool of their own, so that nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def examination(
     *,
     fpr: float | None,
     test: str | None = None,
-    passages: bool = False,
     read: bool = True,
     demonstration: bool = False,
 ) -> Examination:
@@ -75,9 +74,7 @@ def examination(
     for tenant in tenants:
         check_test(test, tenant.bound.tests)
     roots = None if service.settings.roots is None else Path(service.settings.roots)
-    return Examination(
-        tenants, keys, _level(service.settings, caller, fpr), test, read, passages, roots=roots
-    )
+    return Examination(tenants, keys, _level(service.settings, caller, fpr), test, read, roots=roots)
 
 
 def _level(settings: Settings, caller: Caller, asked: float | None) -> float:
@@ -181,7 +178,7 @@ async def _judge(
 ) -> list[Answer]:
     """The answers to one part of a request."""
     if cost <= SLICE:
-        group = (tuple(each.id for each in how.tenants), how.keys, how.fpr, how.test, how.read, how.passages)
+        group = (tuple(each.id for each in how.tenants), how.keys, how.fpr, how.test, how.read)
         detect = functools.partial(verdicts.detect, how=how)
         return await pool.run(detect, part, owner=owner, cost=cost, group=group)
     one = cost / len(how.tenants)

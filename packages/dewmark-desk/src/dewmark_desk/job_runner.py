@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dewmark.detector import detect_texts
 from dewmark.errors import DewmarkError, InputError
 from dewmark.scheme import for_languages, reader_name
 from dewmark.stats.audit import audit
@@ -140,7 +141,7 @@ class JobRunner:
 
         def score(some: Sequence[Item]) -> list[ScoredItem]:
             texts, prompts = [item.text for item in some], [item.prompt for item in some]
-            found = anywhere.detect_batch(texts, prompts=prompts, fpr=DEFAULT_FPR, test=job.test)
+            found = detect_texts(anywhere, texts, prompts=prompts, fpr=DEFAULT_FPR, test=job.test)
             return [
                 ScoredItem(item.number, each.tokens_scored, each.p_value if each.verdict.conclusive else None)
                 for item, each in zip(some, found, strict=True)
@@ -226,7 +227,7 @@ def _one_by_one_if_need_be(score: Scoring) -> Scoring:
 
 def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:
     options = {"keys": 1, **job.settings}  # an audit has none
-    kept = {name: options[name] for name in ("keys", "fpr", "read", "passages") if name in options}
+    kept = {name: options[name] for name in ("keys", "fpr", "read") if name in options}
     return Examination(tenants, test=job.test, **kept)
 
 

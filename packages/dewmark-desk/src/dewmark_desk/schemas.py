@@ -16,9 +16,6 @@ MAX_TEXTS = 1_000  # a service may allow fewer: `Settings.texts` and `Settings.a
 MAX_AUDIT_TEXTS = 100_000
 
 VerdictName = Literal["marked", "not_marked", "too_short", "unsupported_language"]
-Passages = Field(
-    False, description="Also search for marked passages; the verdict pays for it with a fifth of the level."
-)
 Read = Field(True, description="Whether the service's reader, if it has one, reads the texts.")
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 TenantId = Annotated[str, Field(max_length=64)]
@@ -41,7 +38,6 @@ class DetectRequest(_Request):
     fpr: Share | None = Field(None, description="False-positive rate at which a text counts as marked.")
     test: TestName | None = Field(None, description="Default: the scheme's first test.")
     tokens: bool = Field(False, description="Include every token's score and offsets.")
-    passages: bool = Passages
     read: bool = Read
 
 
@@ -77,7 +73,6 @@ class BatchRequest(_Request):
     tenants: Tenants | None = None
     fpr: Share | None = None
     test: TestName | None = None
-    passages: bool = Passages
     read: bool = Read
 
 
@@ -88,7 +83,6 @@ class ReportRequest(_Request):
     prompt: str | None = None
     tenants: Tenants | None = None
     fpr: Share | None = Field(None, description="The level of the verdict; by default the service's own.")
-    passages: bool = Passages
     name: str | None = Field(None, max_length=200, description="What to call the text in the report.")
     page: bool = Field(False, description="Also return the report as a page to print.")
 

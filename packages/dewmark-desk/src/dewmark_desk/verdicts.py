@@ -1,7 +1,7 @@
 """Verdicts on texts under one or several tenants' keys, as plain JSON values.
 
 Every verdict comes from `dewmark.passages.judge`, like those of the library and the command: the whole text
-under every key, at one level for all of it; its passages too, if that is asked for.
+under every key, at one level for all of it, and if it is long its passages.
 
 Callers with the scope ``detect-public`` see the verdict and, for a marked text, whose mark it is; no number
 that depends on a key. Rounded numbers would not do: they can be averaged over many small edits.
@@ -24,7 +24,7 @@ from dewmark.reports.detection_display import one_in, sentence
 from dewmark.scheme import BoundScheme, check_text, reader_name
 from dewmark.text.languages import UNDETERMINED, guess_language, language_name
 from dewmark.types import Detection, Verdict
-from dewmark.verdict import MIN_EFFECTIVE_LENGTH, level_of_whole
+from dewmark.verdict import MIN_EFFECTIVE_LENGTH
 from dewmark_desk.detection_report import names_the_key
 from dewmark_desk.tenants import Tenant
 
@@ -53,7 +53,7 @@ class Examination:
     """How texts are examined: under these tenants' keys, of the ``keys`` that the caller could ask for.
 
     A caller may pick a tenant after seeing another answer, so all its keys count. ``read`` lets the tenants'
-    readers read the texts, if they have any. ``passages`` are searched if that is asked for, and paid for.
+    readers read the texts, if they have any.
     """
 
     tenants: Sequence[Tenant]
@@ -61,7 +61,6 @@ class Examination:
     fpr: float = 0.01
     test: str | None = None
     read: bool = True
-    passages: bool = False
     roots: Path | None = None
     """Certificates under which signers of manifests are trusted."""
 
@@ -105,7 +104,7 @@ def score(queries: Sequence[Query], how: Examination, keys: Sequence[int]) -> li
 
 
 def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Column]) -> list[Answer]:
-    """One answer per text from what the detectors of all tenants found; passages are searched now."""
+    """One answer per text from what the detectors of all tenants found; long texts are searched now."""
     answers = []
     for query, row in zip(queries, zip(*columns, strict=True), strict=True):
         found = judge(
@@ -113,7 +112,6 @@ def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Colum
             how.bound,
             fpr=how.fpr,
             keys=how.keys,
-            passages=how.passages,
             explain=not query.public,
         )
         answer = _answer(query, how.tenants, row, found)
@@ -136,7 +134,7 @@ def _answer(
         "language": _language(query.text, detections[found.index]),
         "leaves_no_room": _leaves_no_room(found.judged),
         "power": _power(found, tenant) if known else None,
-        "level_of_whole": None if query.public else level_of_whole(found.fpr, found.looks),
+        "level_of_whole": None if query.public else found.level_of_whole,
         "characters": len(query.text),
         "rounded": query.public,
         "per_tenant": None
@@ -171,9 +169,7 @@ def _power(found: Located, tenant: Tenant) -> dict[str, Any] | None:
     """For a text that is not marked: how often a marked one of its length is found, as a whole."""
     if tenant.power is None or found.verdict is not Verdict.NOT_MARKED:
         return None
-    return tenant.power.found_in_100(
-        found.detection.effective_length, level=level_of_whole(found.fpr, found.looks)
-    )
+    return tenant.power.found_in_100(found.detection.effective_length, level=found.level_of_whole)
 
 
 def _leaves_no_room(shown: Detection) -> bool:

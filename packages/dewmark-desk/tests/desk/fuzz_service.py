@@ -95,7 +95,7 @@ def bodies(random_: random.Random) -> Iterator[tuple[str, bytes]]:
     wide = json.dumps({"texts": [{"text": "\N{GRINNING FACE}" + "a" * 900_000}] * 14}, ensure_ascii=False)
     texts = json.dumps({"texts": [marked_text() * 30] * 40}).encode()
     some = json.dumps({"texts": [plain_text() * 4] * 30}).encode()
-    long = json.dumps({"text": plain_text() * 40, "passages": True}).encode()
+    long = json.dumps({"text": plain_text() * 40}).encode()
     wide_bytes = wide.encode()
     yield "/v1/detect", some
     while True:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
+from dewmark.verdict import MIN_SEARCHED
 from dewmark_desk import schemas
 from dewmark_desk.admission import (
     MAX_DEPTH,
@@ -170,24 +171,22 @@ def test_a_job_may_hold_more_than_a_request():
 
 def test_estimate_grows_with_all_that_costs():
     text = Query("x " * 15_000)
-    two = Examination(ONE.tenants * 2, keys=2)
+    two = Examination(MANY.tenants[:2], keys=2)
     assert seconds_of(text, MANY) - seconds_of(text, ONE) == pytest.approx(
         49 * (seconds_of(text, two) - seconds_of(text, ONE))
     )
-    searched = dataclasses.replace(ONE, passages=True)
-    assert seconds_of(text, searched) > 2 * seconds_of(text, ONE)
+    short = Query("x " * (MIN_SEARCHED - 1))  # the passages of a long one may be searched
+    assert seconds_of(Query("x " * MIN_SEARCHED), ONE) > 2 * seconds_of(short, ONE)
     assert seconds_of(Query("x", "x" * 2000), ONE) > seconds_of(Query("x"), ONE)
 
 
-def test_passages_cost_under_each_key():
-    text = Query("x " * 1_000)
-    added = [
-        seconds_of(text, Examination(ONE.tenants * keys, keys=keys, passages=True))
-        - seconds_of(text, Examination(ONE.tenants * keys, keys=keys))
-        for keys in (1, 2, 10)
-    ]
-    assert added[2] - added[0] == pytest.approx(9 * (added[1] - added[0]))
-    assert added[2] > 3 * added[0]  # the search of one text's windows is shared, the rest is not
+def test_a_search_costs_under_each_key():
+    def of_a_key(words: int) -> float:
+        one, two = (seconds_of(Query("x " * words), Examination(ONE.tenants * n, keys=n)) for n in (1, 2))
+        return two - one
+
+    word = (of_a_key(280) - of_a_key(140)) / 140  # of texts that are not searched
+    assert of_a_key(1_000) > of_a_key(280) + 720 * word + 0.005
 
 
 SCRIPTS = {

@@ -185,7 +185,6 @@ def test_levels_are_capped_at_every_door(open_service):
     client = open_service()
     for path, body in (
         ("/v1/detect", {"text": plain_text()}),
-        ("/v1/detect", {"text": plain_text(), "passages": True}),
         ("/v1/batches", {"texts": [{"text": plain_text()}]}),
     ):
         refused = client.post(path, json={**body, "fpr": 0.99})

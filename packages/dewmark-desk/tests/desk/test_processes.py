@@ -123,7 +123,7 @@ def rows(log: Path) -> list[dict]:
 
 
 def test_stop_finishes_accepted_requests(detector, tmp_path):
-    body = {"text": marked_text() * 12, "passages": True}  # a search that takes seconds
+    body = {"text": marked_text() * 12}  # a search that takes seconds
     with served(detector, tmp_path) as (url, process, _):
         answers: list[httpx.Response] = []
         client = threading.Thread(

@@ -16,9 +16,9 @@ from dewmark.batch.inputs import Prompt
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.opening import identified
 from dewmark.testing.trial import tiny_host
-from dewmark.types import Verdict
+from dewmark.types import Looks, Verdict
+from dewmark.verdict import decide
 from dewmark.workspace import Workspace
 from dewmark_lab.artifacts import save_artifact
 from dewmark_lab.schemes.sentence.semstamp import KSemStamp, SemStamp
@@ -137,7 +137,7 @@ class TestBoth:
         ]
         assert {detection.verdict for detection in found} == {Verdict.TOO_SHORT}
         assert {round(detection.p_value, 6) for detection in found} == {0.25, 1.0}
-        assert identified(found, fpr=0.01).verdict is Verdict.TOO_SHORT
+        assert decide(found, fpr=0.01, looks=Looks(keys=len(found))).verdict is Verdict.TOO_SHORT
 
     def test_a_stored_detector_needs_no_artifact(self, kind, bind, tmp_path, bag_encoder) -> None:
         folder = tmp_path / "artifact"

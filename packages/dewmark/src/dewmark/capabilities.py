@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from dewmark.stats.evidence import Evidence
 
-__all__ = ["Drafts", "GivesEvidence", "KeepsRecords", "capability", "for_member", "n_hypotheses", "record"]
+__all__ = [
+    "Drafts",
+    "GivesEvidence",
+    "KeepsRecords",
+    "SharesReading",
+    "capability",
+    "for_member",
+    "n_hypotheses",
+    "record",
+]
 
 
 class StreamDetector(Protocol):
@@ -86,6 +95,14 @@ class GivesEvidence(Protocol):
 
     def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The evidence of tokenized texts, each after its prompt."""
+
+
+@runtime_checkable
+class SharesReading(Protocol):
+    """Scores a text that another key's detector has read, without reading it again."""
+
+    def evidence_from(self, other: BoundScheme, evidence: Evidence) -> Evidence | None:
+        """The evidence that ``other`` gave, under this key; None if the two read texts differently."""
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.opening import load_scheme, open_reader
-from dewmark.passages import Located, Version, judge, locate
+from dewmark.passages import Located, Version, judge, judge_texts, locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, State, for_languages, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
@@ -73,13 +73,8 @@ class DetectsMarks:
         test: str | None = None,
     ) -> list[Detection]:
         """As `detect`, in one batch."""
-        bound = self.detecting
-        found = bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
-        starts = [None] * len(texts) if prompts is None else prompts
-        return [
-            judge([Version(text, prompt, [each])], lambda _: bound, fpr=fpr).judged
-            for text, prompt, each in zip(texts, starts, found, strict=True)
-        ]
+        found = judge_texts(self.detecting, texts, prompts=prompts, fpr=fpr, test=test)
+        return [each.judged for each in found]
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Stream:
         """Watch a text while it arrives: ``update`` takes the next piece and returns the p-value so far.
@@ -91,7 +86,7 @@ class DetectsMarks:
         return Stream([self.scheme], prompt=prompt, fpr=fpr)
 
     def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
-        """Find the marked passages of a text, even if the text as a whole is not found to be marked."""
+        """The verdict of `detect`, and the marked passages of the text under its key."""
         return locate(text, self.detecting, prompt=prompt, fpr=fpr)
 
 
@@ -224,7 +219,24 @@ def detect_texts(
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
 ) -> list[Detection]:
-    """As `BoundScheme.detect_batch`, but a blank text is too short for a verdict instead of an error."""
+    """The verdicts of `Detector.detect_batch`; a blank text is too short for one, instead of an error."""
+    found = score_texts(bound, texts, prompts=prompts, fpr=fpr, test=test)
+    starts = [None] * len(texts) if prompts is None else prompts
+    return [
+        judge([Version(text, prompt, [each])], lambda _: bound, fpr=fpr, explain=False).judged
+        for text, prompt, each in zip(texts, starts, found, strict=True)
+    ]
+
+
+def score_texts(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None = None,
+    fpr: float = DEFAULT_FPR,
+    test: str | None = None,
+) -> list[Detection]:
+    """The results of texts as a whole, as `BoundScheme.detect_batch` has them; blank texts are too short."""
 
     def score(written: Sequence[int]) -> list[Detection]:
         starts = None if prompts is None else [prompts[i] for i in written]

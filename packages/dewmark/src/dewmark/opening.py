@@ -13,17 +13,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from dewmark import hosts
 from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
+from dewmark.passages import Version, judge
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, Identification, Looks
-from dewmark.verdict import DEFAULT_FPR, decide
+from dewmark.types import Detection, Identification
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
         progress: Progress | None
 
 
-__all__ = ["DEFAULT_HOST", "identified", "identify", "load_scheme"]
+__all__ = ["DEFAULT_HOST", "OpenKeys", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 
@@ -71,39 +72,72 @@ def identify(
     texts: Sequence[str],
     keys: Sequence[Key],
     *,
-    host: object = None,
-    tokenizer: object = None,
-    scheme: str = "dew",
-    settings: Mapping[str, Any] | None = None,
     prompts: Sequence[str | None] | None = None,
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
-    reader: Reads = None,
-    progress: Progress | None = None,
+    **options: Unpack[Opening],
 ) -> list[Identification]:
     """Say for each text which of several keys (models, tenants) marked it, if any.
 
-    The verdict is corrected for the number of keys (`dewmark.verdict`). Each text is read once, however many
-    keys there are.
+    The verdict is corrected for the number of keys (`dewmark.verdict`). ``options`` are those of
+    `load_scheme`.
     """
-    if not keys:
-        raise ConfigError("no key to compare with: give at least one")
-    chosen = chosen_scheme(scheme, settings, keys)
-    expectations = _reader_of(chosen, reader, host, tokenizer, progress)
-    info, workspace = _surroundings(chosen, host, tokenizer, progress)
-    workspace = dataclasses.replace(workspace, expectations=expectations)
-    rows = chosen.detect_keys(keys, texts, info, workspace, prompts=prompts, fpr=fpr, test=test)
-    policy = LanguagePolicy(known=chosen.languages, every=chosen.language_free)
+    opened = OpenKeys(keys, **options)
+    rows = opened.score(texts, prompts=prompts, fpr=fpr, test=test)
+    starts = [None] * len(texts) if prompts is None else prompts
+    found = [
+        judge([Version(*each)], opened.bound, fpr=fpr, explain=False)
+        for each in zip(texts, starts, rows, strict=True)
+    ]
     return [
-        identified([language.applied(detection) for detection in row], fpr=fpr)
-        for language, row in zip(policy.read(texts), rows, strict=True)
+        Identification(tuple(row), each.index, each.judged) for row, each in zip(rows, found, strict=True)
     ]
 
 
-def identified(detections: Sequence[Detection], *, fpr: float) -> Identification:
-    """One text's results under several keys, corrected for their number."""
-    found = decide(detections, fpr=fpr, looks=Looks(keys=len(detections)))
-    return Identification(tuple(detections), found.index, found.applied(detections[found.index]))
+class OpenKeys:
+    """One scheme with its host and reader, opened once for several keys."""
+
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        *,
+        host: object = None,
+        tokenizer: object = None,
+        scheme: str = "dew",
+        settings: Mapping[str, Any] | None = None,
+        reader: Reads = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not keys:
+            raise ConfigError("no key to compare with: give at least one")
+        self._keys = keys
+        self._scheme = chosen_scheme(scheme, settings, keys)
+        self._reader = _reader_of(self._scheme, reader, host, tokenizer, progress)
+        self._host, self._workspace = _surroundings(self._scheme, host, tokenizer, progress)
+
+    def score(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[list[Detection]]:
+        """The results of each text as a whole under every key, each for itself; each text is read once."""
+        workspace = dataclasses.replace(self._workspace, expectations=self._reader)
+        rows = self._scheme.detect_keys(
+            self._keys, texts, self._host, workspace, prompts=prompts, fpr=fpr, test=test
+        )
+        policy = LanguagePolicy(known=self._scheme.languages, every=self._scheme.language_free)
+        return [
+            [language.applied(detection) for detection in row]
+            for language, row in zip(policy.read(texts), rows, strict=True)
+        ]
+
+    def bound(self, number: int) -> BoundScheme:
+        """The scheme under the key with this number."""
+        bound = self._scheme.bind(self._keys[number], self._host, self._workspace)
+        return bound if self._reader is None else bound.reading_with(self._reader)
 
 
 def open_reader(

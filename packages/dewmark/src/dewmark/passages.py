@@ -1,13 +1,14 @@
 """The examination of a text: `judge` makes one verdict of all that was found, and says where the mark is.
 
-**Two questions.** `detect` asks whether the text as a whole is marked, at the full level. The passages of a
-text that is called marked are then searched to explain the verdict, which adds no false alarm. `locate`, or
-``passages``, asks whether the text or any part of it is marked: both are tested and share the level
-(`dewmark.verdict`). If the whole text is significant under a key, its share passes to the search.
+A document may be marked in part. So a text that is long enough to hold a marked part and an unmarked one
+(`dewmark.verdict.MIN_SEARCHED` scored units) is tested as a whole and searched for marked passages, and both
+share the level (`dewmark.verdict`). A shorter one is tested as a whole, at the full level; if it is marked,
+its passages explain the verdict, which adds no false alarm. Only the text decides which of the two it is, so
+a text has one verdict and one p-value, whoever asks and however.
 
 Passages are found for every scheme that gives `Evidence` (the covariance of its scores over keys), bound to a
-key or loaded from a saved detector. The statistics are in `dewmark.stats.scan`; this module maps units to
-characters.
+key or loaded from a saved detector; other schemes test all texts as a whole. So does a calibration, which
+ranks whole texts. The statistics are in `dewmark.stats.scan`; this module maps units to characters.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from dewmark.arguments import checked
-from dewmark.capabilities import GivesEvidence, capability, n_hypotheses
+from dewmark.capabilities import GivesEvidence, SharesReading, capability, n_hypotheses
 from dewmark.errors import ConfigError
 from dewmark.scheme import BoundScheme, check_texts
-from dewmark.types import Coverage, Detection, Extent, Looks, Passage, Verdict
+from dewmark.types import EMPIRICAL, Coverage, Detection, Extent, Looks, Passage, Verdict
 from dewmark.verdict import (
     DEFAULT_FPR,
     LEAST_P,
     MIN_EFFECTIVE_LENGTH,
+    MIN_SEARCHED,
     WHOLE_SHARE,
     Decision,
     corrected,
     decide,
     level_of_key,
-    level_of_whole,
 )
 from dewmark.workspace import Tokenized
 
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from dewmark.stats.key_test import Statistic
     from dewmark.stats.scan import Found, Segment, Test
 
-__all__ = ["Located", "Version", "judge", "locate"]
+__all__ = ["Located", "Version", "judge", "judge_texts", "locate"]
+
+_KNOWN_P = 0.05
+"""Up to here a search gives its p-value whatever the level is; a larger one counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class Version:
 class Located(Decision):
     """The verdict on a text, its marked passages in order, and the result for the text as a whole.
 
-    ``verdict`` and ``p_value`` account for all ``looks``: keys, versions and, if they were searched,
-    passages; ``p_values`` are the same for each key. ``detection`` is the result of the whole text alone
+    ``verdict`` and ``p_value`` account for all ``looks``: keys, versions and, in a long text, passages;
+    ``p_values`` are the same for each key. ``detection`` is the result of the whole text alone
     under the best key, the one at ``index``, and not corrected; ``judged`` is the same after all corrections.
     ``version`` is the number of the version that decided.
     """
@@ -113,15 +117,14 @@ def locate(
 ) -> Located:
     """Find the marked passages of a text under one key or several; a prompt, if known, is only context.
 
-    ``attempts`` counts the versions of this text (translations, other readings) that you look at.
+    ``attempts`` counts the versions of this text (translations, other readings) that you look at. Raises
+    `ConfigError` if the scheme does not find passages.
     """
     bounds = [bound] if isinstance(bound, BoundScheme) else list(bound)
     if not bounds:
         raise ConfigError("no key to look for: give at least one")
     detections = [each.detect(text, prompt=prompt, fpr=fpr) for each in bounds]
-    found = judge(
-        [Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts, passages=True
-    )
+    found = judge([Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts)
     check_searched(found, bounds[0], text)
     return found
 
@@ -132,6 +135,24 @@ def check_searched(found: Located, bound: BoundScheme, text: str) -> None:
         capability(bound, GivesEvidence).evidence(bound.tokenize([text]), bound.tokenize([""]))
 
 
+def judge_texts(
+    bound: BoundScheme,
+    texts: Sequence[str],
+    *,
+    prompts: Sequence[str | None] | None = None,
+    fpr: float = DEFAULT_FPR,
+    test: str | None = None,
+    explain: bool = True,
+) -> list[Located]:
+    """The verdicts on texts under one key; see `judge`."""
+    found = bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
+    starts = [None] * len(texts) if prompts is None else prompts
+    return [
+        judge([Version(text, prompt, [each])], lambda _: bound, fpr=fpr, explain=explain)
+        for text, prompt, each in zip(texts, starts, found, strict=True)
+    ]
+
+
 def judge(
     versions: Sequence[Version],
     bound_of: Callable[[int], BoundScheme],
@@ -139,47 +160,43 @@ def judge(
     fpr: float = DEFAULT_FPR,
     keys: int | None = None,
     attempts: int = 1,
-    passages: bool = False,
     explain: bool = True,
 ) -> Located:
     """The verdict on a text from the results of its versions, and where the mark is.
 
-    ``bound_of`` gives the scheme under the key with this number. With ``passages`` the text itself is
-    searched under every key that gives evidence, and the verdict pays for it. Otherwise a marked text is
-    searched under the best key, if it shall be ``explain``ed. ``keys`` counts the keys that could have been
-    asked for, if they are more than those of the results, and ``attempts`` the further versions that the
-    caller tries.
+    ``bound_of`` gives the scheme under the key with this number. A long text is searched under every key that
+    gives evidence; of a short one that is marked the passages are only shown, if it shall be ``explain``ed.
+    ``keys`` counts the keys that could have been asked for, if they are more than those of the results, and
+    ``attempts`` the further versions that the caller tries.
     """
     own = versions[0]
     check_texts([own.text] if own.text.strip() else [], None, fpr)
     n = len(own.detections)
     readings: dict[int, _Reading] = {}
-    if passages:
-        readings = {
-            k: reading
-            for k, each in enumerate(own.detections)
-            if each.verdict is not Verdict.UNSUPPORTED_LANGUAGE and (reading := _read(bound_of(k), own))
-        }
+    for k, each in enumerate(own.detections):
+        if _is_long(each) and (reading := _read(bound_of(k), own, readings.values())):
+            readings[k] = reading
     telling = sum(any(each.verdict.conclusive for each in version.detections) for version in versions)
     looks = Looks(max(n, keys or 1), attempts * max(telling, 1), passages=bool(readings))
+    level = level_of_key(fpr, looks)
     for k, reading in readings.items():
         each = own.detections[k]
-        significant = each.verdict.conclusive and each.p_value <= level_of_whole(fpr, looks)
+        significant = each.verdict.conclusive and each.p_value <= level * WHOLE_SHARE
+        # the share of a whole text that is significant passes to the search
         reading.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / reading.hypotheses
-    founds = _search(readings, level_of_key(fpr, looks))
-    searched = [1.0] * (n * len(versions))
-    for k, found in founds.items():
-        searched[k] = min(found.p_value * readings[k].hypotheses, 1.0)
+    known = level_of_key(max(fpr, _KNOWN_P), looks) * (1.0 - WHOLE_SHARE)
+    founds = _search(readings, level, known)
+    searches = {k: min(found.p_value * readings[k].hypotheses, 1.0) for k, found in founds.items()}
     results = [each for version in versions for each in version.detections]
-    decision = decide(results, fpr=fpr, looks=looks, passages=searched)
+    decision = decide(results, fpr=fpr, looks=looks, searches=searches)
     version, index = divmod(decision.index, n)
     p_values = tuple(min(decision.p_values[k::n]) for k in range(n))
     coverage = None
     if decision.verdict is Verdict.MARKED and version == 0:
-        if not passages and explain and (reading := _read(bound_of(index), own)):
+        if index not in readings and explain and (reading := _read(bound_of(index), own)):
             reading.share = 1.0 / reading.hypotheses
-            readings = {index: reading}
-            founds = _search(readings, level_of_key(fpr, looks))
+            readings[index] = reading
+            founds |= _search({index: reading}, level)
         marked = [
             passage
             for k, found in founds.items()
@@ -188,8 +205,24 @@ def judge(
         ]
         if marked and index in founds:
             coverage = _coverage(_disjoint(marked), founds[index], readings[index], fpr=fpr)
-    best = results[decision.index]
-    return Located(decision.verdict, decision.p_value, index, p_values, looks, fpr, best, coverage, version)
+    return Located(
+        decision.verdict,
+        decision.p_value,
+        index,
+        p_values,
+        looks,
+        fpr,
+        decision.whole_share,
+        results[decision.index],
+        coverage,
+        version,
+    )
+
+
+def _is_long(detection: Detection) -> bool:
+    """Whether a text may hold a marked part and an unmarked one."""
+    unread = detection.verdict is Verdict.UNSUPPORTED_LANGUAGE or detection.test == EMPIRICAL
+    return detection.tokens_scored >= MIN_SEARCHED and not unread
 
 
 @dataclass(slots=True)
@@ -203,21 +236,31 @@ class _Reading:
     share: float = 1.0
 
 
-def _read(bound: BoundScheme, version: Version) -> _Reading | None:
-    """The evidence of a text, or None if the scheme has no known covariance of scores."""
+def _read(bound: BoundScheme, version: Version, others: Iterable[_Reading] = ()) -> _Reading | None:
+    """The evidence of a text, or None if the scheme has no known covariance of scores.
+
+    Where another key's detector has read the text in the same way, it is not read again.
+    """
     if not isinstance(bound, GivesEvidence) or not version.text.strip():
         return None
-    tokenized = bound.tokenize([version.text])
     try:
+        if isinstance(bound, SharesReading):
+            for other in others:
+                if (evidence := bound.evidence_from(other.bound, other.evidence)) is not None:
+                    return _Reading(other.tokenized, evidence, bound, n_hypotheses(bound))
+        tokenized = bound.tokenize([version.text])
         (evidence,) = bound.evidence(tokenized, bound.tokenize([version.prompt or ""]))
     except ConfigError:
         return None
     return _Reading(tokenized[0], evidence, bound, n_hypotheses(bound))
 
 
-def _search(readings: Mapping[int, _Reading], level: float) -> dict[int, Found]:
-    """Search the text under every key; keys with the same covariance share the work."""
-    from dewmark.stats.scan import search  # most texts are not marked, and need no search
+def _search(readings: Mapping[int, _Reading], level: float, known: float = 0.0) -> dict[int, Found]:
+    """Search the text under every key; keys with the same covariance share the work.
+
+    ``level`` is that of one key, of which each reading has its share; p-values up to ``known`` are told.
+    """
+    from dewmark.stats.scan import search  # most texts are short and not marked, and need no search
 
     found: dict[int, Found] = {}
     groups: list[dict[int, _Reading]] = []
@@ -232,6 +275,7 @@ def _search(readings: Mapping[int, _Reading], level: float) -> dict[int, Found]:
         results = search(
             [each.evidence for each in some],
             levels=[level * each.share for each in some],
+            known=[known / each.hypotheses for each in some],
             tests=[_own_test(each.bound, each.evidence) for each in some],
         )
         found.update(zip(group, results, strict=True))
@@ -241,7 +285,8 @@ def _search(readings: Mapping[int, _Reading], level: float) -> dict[int, Found]:
 def _same_text(a: Evidence, b: Evidence) -> bool:
     """Whether two evidences differ in their scores only."""
     names = ("positions", "weights", "T", "C")
-    return a.kernel == b.kernel and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
+    pairs = ((getattr(a, name), getattr(b, name)) for name in names)
+    return a.kernel == b.kernel and all(x is y or np.array_equal(x, y) for x, y in pairs)
 
 
 def _passages(reading: _Reading, found: Found, looks: Looks, *, fpr: float) -> list[Passage]:

@@ -21,6 +21,7 @@ __all__ = [
     "Seeds",
     "TokenScore",
     "Verdict",
+    "length_in_words",
 ]
 
 Seeds = Sequence[int] | None
@@ -47,6 +48,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any field
 
 
 _LONG = 48  # tokens; prose of this length has about three times the effective length that a verdict needs
+
+
+EMPIRICAL = "empirical"
+"""The test that ranks a whole text among unmarked ones (`dewmark.stats.calibration`)."""
 
 
 class Verdict(enum.StrEnum):
@@ -260,7 +265,12 @@ class Detection(Plain):
     @property
     def leaves_no_room(self) -> bool:
         """Whether a text is long enough and still has too little evidence: code, lists, repetition."""
-        return self.verdict is Verdict.TOO_SHORT and self.tokens_scored >= _LONG
+        return self.verdict is Verdict.TOO_SHORT and max(len(self.tokens), self.tokens_scored) >= _LONG
+
+    @property
+    def words(self) -> str:
+        """The verdict in words; a long text without evidence is not called too short."""
+        return "no room for a mark" if self.leaves_no_room else self.verdict.words
 
     def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
         names = (each.name for each in dataclasses.fields(self) if each.name != "tokens")
@@ -273,8 +283,8 @@ class Detection(Plain):
         where = f", {self.coverage}" if self.coverage else ""
         read = f" read by {self.reader}," if self.reader else ""
         return (
-            f"{self.verdict.words}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, "
-            f"effective length {self.effective_length:.0f} of {self.tokens_scored} tokens,{read} "
+            f"{self.words}{self.origin}{where} (p = {self.p_value:.3g}, z = {self.z:.2f}, "
+            f"{length_in_words(self.effective_length, self.tokens_scored)},{read} "
             f"{self.test} test, key {self.key_fingerprint})"
         )
 
@@ -288,6 +298,15 @@ class Detection(Plain):
             unread = self.reader is None and not self.forgery.attributable
             known += [f"{self.forgery}{' without a reader' if unread else ''}"]
         return "".join(f", {each}" for each in known)
+
+
+def length_in_words(effective: float, tokens: int) -> str:
+    """The effective length beside the number of scored tokens.
+
+    It is the larger one where tokens lean against each other, so that their sum varies less over keys.
+    """
+    share = "from" if effective >= tokens + 0.5 else "of"
+    return f"effective length {effective:.0f} {share} {tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True)

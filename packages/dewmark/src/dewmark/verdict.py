@@ -1,14 +1,16 @@
 """The one verdict on a text: what was found, corrected for everything that was looked at.
 
 Every door decides here: the library, the commands, files of texts, the service and its reports. `decide`
-takes what was found in the whole text (and in its passages, where they were searched) under each key and in
-each version of the text, and corrects the best of it for all `Looks`:
+takes what was found in the whole text (and in its passages, if it is long) under each key and in each version
+of the text, and corrects the best of it for all `Looks`:
 
 - Unmarked text does not depend on any key, so its results under several keys are independent, and Šidák's
   correction 1 − (1 − p)^keys is exact.
 - Versions of a text (translations back, edits) depend on each other, so that Bonferroni's bound holds. Only
   versions that allow a verdict count; whether they do never depends on a key.
-- Where passages are searched as well, the whole text has `WHOLE_SHARE` of the level and the search the rest.
+- A text of `MIN_SEARCHED` scored units or more may hold a marked part and an unmarked one. Its passages are
+  searched as well: the whole text has `WHOLE_SHARE` of the level and the search the rest. Nothing but the
+  text decides whether it is searched, so every door gives the same p-value.
 
 So the probability over keys that an unmarked text is called marked is at most the level. What a marked text
 says of its origin (member, payload, epoch, forgery) is kept only if the whole text alone, after all
@@ -22,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Coverage, Detection, Looks, Verdict
@@ -31,18 +34,20 @@ from dewmark.types import Coverage, Detection, Looks, Verdict
 __all__ = [
     "DEFAULT_FPR",
     "MIN_EFFECTIVE_LENGTH",
+    "MIN_SEARCHED",
     "WHOLE_SHARE",
     "corrected",
     "decide",
     "least_length",
-    "level_of_whole",
     "verdict_of",
 ]
 
 DEFAULT_FPR = 0.01
 MIN_EFFECTIVE_LENGTH = 16.0
+MIN_SEARCHED = 300
+"""Scored units from which a text's passages are searched: some 420 words, more than a chat answer has."""
 WHOLE_SHARE = 0.8
-"""The whole text's share of the level if passages are searched, too."""
+"""The whole text's share of the level if its passages are searched, too."""
 ORIGIN_SHARE = 0.01
 """The share of the level at which a text must be marked for its origin to be named."""
 LEAST_P = 2.0**-256
@@ -81,16 +86,12 @@ def level_of_key(fpr: float, looks: Looks) -> float:
     return -math.expm1(math.log1p(-fpr / looks.attempts) / looks.keys)
 
 
-def level_of_whole(fpr: float, looks: Looks) -> float:
-    """The level for the whole text under one key."""
-    return level_of_key(fpr, looks) * _whole_share(looks)
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The verdict on a text and its p-value, corrected for all ``looks``.
 
     The result at ``index`` decided. ``p_values`` are those of all results, each corrected like the verdict.
+    ``whole_share`` is the share of the level that the deciding result had for the whole text.
     """
 
     verdict: Verdict
@@ -99,6 +100,12 @@ class Decision:
     p_values: tuple[float, ...]
     looks: Looks
     fpr: float
+    whole_share: float
+
+    @property
+    def level_of_whole(self) -> float:
+        """The level at which the whole text was tested under the deciding key."""
+        return level_of_key(self.fpr, self.looks) * self.whole_share
 
     @property
     def is_marked(self) -> bool:
@@ -107,12 +114,11 @@ class Decision:
 
     def applied(self, detection: Detection, coverage: Coverage | None = None) -> Detection:
         """The detection that decided, with this verdict and what remains of its origin."""
-        share = _whole_share(self.looks)
-        whole = corrected(detection.p_value, self.looks, share=share)
+        whole = corrected(detection.p_value, self.looks, share=self.whole_share)
         kept = self.verdict is Verdict.MARKED and names_origin(whole, self.fpr)
         forgery = detection.forgery
         if forgery is not None:
-            p_tail = corrected(forgery.p_tail, self.looks, share=share)
+            p_tail = corrected(forgery.p_tail, self.looks, share=self.whole_share)
             forgery = dataclasses.replace(forgery, p_tail=p_tail, attributable=p_tail <= self.fpr)
         return dataclasses.replace(
             detection,
@@ -130,27 +136,33 @@ class Decision:
 
 
 def decide(
-    detections: Sequence[Detection], *, fpr: float, looks: Looks, passages: Sequence[float] | None = None
+    detections: Sequence[Detection],
+    *,
+    fpr: float,
+    looks: Looks,
+    searches: Mapping[int, float] = MappingProxyType({}),
 ) -> Decision:
     """The verdict on a text from all results for it, of each key and each version.
 
-    ``detections`` are the results of the whole text, each for itself, and ``passages`` the p-values of the
-    searches, if there were any. A result without a verdict counts only if no other has one.
+    ``detections`` are the results of the whole text, each for itself. ``searches`` are the p-values of the
+    search for passages by the number of the result, where there was one. A result without a verdict counts
+    only if no other has one.
     """
-    searched = [1.0] * len(detections) if passages is None else passages
-    tells = [each.verdict.conclusive or p < 1.0 for each, p in zip(detections, searched, strict=True)]
+    tells = [each.verdict.conclusive or searches.get(i, 1.0) < 1.0 for i, each in enumerate(detections)]
     p_values = []
-    for each, p in zip(detections, searched, strict=True):
+    for i, each in enumerate(detections):
         counts = each.verdict.conclusive or not any(tells)
-        whole = corrected(each.p_value, looks, share=_whole_share(looks)) if counts else 1.0
-        p_values.append(min(whole, corrected(p, looks, share=1.0 - WHOLE_SHARE)) if p < 1.0 else whole)
+        whole = corrected(each.p_value, looks, share=whole_share(i in searches)) if counts else 1.0
+        p_values.append(min(whole, corrected(searches.get(i, 1.0), looks, share=1.0 - WHOLE_SHARE)))
     places = range(len(detections))
     index = min(places, key=lambda i: (tells[i] is not any(tells), p_values[i], -detections[i].z))
     verdict = detections[index].verdict
     if tells[index]:
         verdict = Verdict.MARKED if p_values[index] <= fpr else Verdict.NOT_MARKED
-    return Decision(verdict, p_values[index], index, tuple(p_values), looks, fpr)
+    share = whole_share(index in searches)
+    return Decision(verdict, p_values[index], index, tuple(p_values), looks, fpr, share)
 
 
-def _whole_share(looks: Looks) -> float:
-    return WHOLE_SHARE if looks.passages else 1.0
+def whole_share(searched: bool) -> float:
+    """The whole text's share of its key's level."""
+    return WHOLE_SHARE if searched else 1.0

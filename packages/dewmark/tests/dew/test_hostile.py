@@ -16,8 +16,8 @@ from dewmark.dew.matrix import TextMatrix, z_scores
 from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW, BoundDEW
 from dewmark.dew.sequential import SequentialDetector
-from dewmark.opening import identified
-from dewmark.types import Verdict
+from dewmark.types import Looks, Verdict
+from dewmark.verdict import decide
 from dewmark.workspace import Workspace, no_host
 
 KEY = Key(bytes(range(32)))
@@ -112,7 +112,7 @@ def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
             assert each.z == pytest.approx(one.z, abs=1e-3), name
     for one, each, row, member in zip(expected, doors["batch"], many, ring.detect_batch(some), strict=True):
         if one.effective_length == 0.0:
-            for shown in (each, identified(row, fpr=0.01).best, member):
+            for shown in (each, decide(row, fpr=0.01, looks=Looks(keys=len(row))), member):
                 assert (shown.p_value, shown.verdict) == (1.0, Verdict.TOO_SHORT)
 
 

@@ -116,7 +116,7 @@ def test_random_passages_never_lose_or_repeat_a_character():
 
 def located(whole: Detection, *passages: Passage) -> Located:
     coverage = Coverage(Extent.PART, 0.22, 0.4, passages) if passages else None
-    return Located(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05, whole, coverage)
+    return Located(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05, 1.0, whole, coverage)
 
 
 def test_passages_in_words():

@@ -15,7 +15,7 @@ from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats import scan as module
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, covariance, key_test
-from dewmark.stats.scan import Scan, Search, Segment, Test, Units, posterior
+from dewmark.stats.scan import Scan, Search, Segment, Test, Units, gains
 
 GAMMA = 0.5
 
@@ -297,7 +297,7 @@ def test_segments_are_positions_in_the_text():
     evidence = Evidence.independent(scores[kept], np.ones(len(kept)), positions)
     (segment,) = locate(evidence)
     assert overlap([segment], (200, 300)) > 0.8
-    assert posterior(evidence).shape == (320,)
+    assert gains(evidence)[0].shape == (320,)
 
 
 def test_a_repeated_stretch_counts_once():
@@ -339,11 +339,11 @@ def test_an_exact_law_tames_skewed_scores(one_family):
 
 
 def test_the_posterior_is_a_probability_that_follows_the_mark():
-    marked = posterior(independent(noise(300, (100, 200), strength=1.0, seed=5)))
+    marked, _ = gains(independent(noise(300, (100, 200), strength=1.0, seed=5)))
     assert np.all((marked >= 0.0) & (marked <= 1.0))
     assert marked[120:180].mean() > 0.9
     assert marked[:80].mean() < 0.1
-    assert len(posterior(independent(np.zeros(0)))) == 0
+    assert len(gains(independent(np.zeros(0)))[0]) == 0
 
 
 def rest_of(scores: np.ndarray) -> module.Rest:
@@ -396,3 +396,30 @@ def test_the_rest_is_tested_given_what_it_shares_with_the_segment():
     assert np.mean(plain) > 2.0
     assert abs(np.mean(given)) < 4.0 / math.sqrt(200)
     assert np.std(given) == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_simulation_adds_two_standard_errors_of_its_own(text):
+    """Few draws make p-values larger, never smaller."""
+    prepared = Search(text, draws=64)
+    mass = float(prepared.windows.share.sum())
+    inverse = prepared._whole.inverse_counts(prepared.windows, 64, np.random.default_rng(0))
+    mean, error = mass * inverse.mean(axis=0), mass * inverse.std(axis=0) / math.sqrt(len(inverse))
+    assert np.all(error[error > 0.0] > 1e-3 * mean[error > 0.0])
+    assert np.allclose(prepared._crowding, np.minimum(mean + 2.0 * error, mass))
+
+
+def test_how_far_the_rest_falls_behind_accounts_for_what_the_parts_share():
+    rng = np.random.default_rng(2)
+    T = normalize_rows(rng.normal(size=(120, 40)) + 0.15).astype(np.float32)  # one direction runs through all
+    evidence = Evidence(
+        rng.normal(size=120) + np.repeat([0.0, 0.4], 60), np.zeros(120), np.ones(120), np.arange(120),
+        T, np.ones((120, 1), dtype=np.float32), (1.0,),
+    )  # fmt: skip
+    windows, outside = scan(evidence), np.arange(120) < 60
+    chosen = [int(np.argmin(np.abs(windows.start - 60) + np.abs(windows.end - 120)))]
+    rest = module.rest_of(evidence, Units.of(evidence), outside, windows, chosen)
+    contrast = np.where(outside, -1.0 / 60, 1.0 / 60)
+    K = covariance(evidence, np.arange(120), np.arange(120)).astype(np.float64)
+    below = 1.0 - ndtr(contrast @ evidence.scores / math.sqrt(contrast @ K @ contrast))
+    assert rest.p_like_segments == pytest.approx(windows.correct(chosen[0], below), rel=1e-3)
+    assert rest.p_like_segments < 0.9

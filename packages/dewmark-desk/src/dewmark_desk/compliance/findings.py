@@ -146,6 +146,7 @@ def _false_positives(measured: Measured, plan: DossierPlan) -> dict[str, Any]:
             lengths=[row["tokens"] for row in judged],
             kinds=[_domain(row) for row in judged],
             directions=None if measured.directions is None else measured.directions[known],
+            p_of_whole=[_whole(row)["p_of_whole"] for row in judged],
         )
         said = {"outcome": found.outcome.value, "sentence": found.sentence, "one_key": _one_key(found)}
     except InputError as error:

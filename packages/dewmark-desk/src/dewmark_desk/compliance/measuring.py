@@ -28,12 +28,12 @@ from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
+from dewmark.passages import Located, judge_texts
 from dewmark.prompts import first_tokens, openings, package_file, requests
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
 from dewmark.text.words import distinct, repetition
-from dewmark.types import Detection
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
 
@@ -317,7 +317,7 @@ def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progr
 
     def make(batch: range) -> Iterator[Row]:
         for each in _detect(anywhere, [texts[i].text for i in batch]):
-            yield {"tokens": each.tokens_scored if each else 0, "scores": [_score(each, None)]}
+            yield {"tokens": each.detection.tokens_scored if each else 0, "scores": [_score(each, None)]}
 
     rows = _Rows(path, len(texts), _NEGATIVES_PER_BATCH, known, ("tokens", "scores"))
     return rows.completed(make, "scoring unmarked texts", progress)
@@ -374,18 +374,19 @@ def _scores(
     return found
 
 
-def _detect(bound: BoundScheme, texts: Sequence[str]) -> list[Detection | None]:
+def _detect(bound: BoundScheme, texts: Sequence[str]) -> list[Located | None]:
     written = [i for i, text in enumerate(texts) if text.strip()]
-    made = bound.detect_batch([texts[i] for i in written]) if written else []
+    made = judge_texts(bound, [texts[i] for i in written], explain=False) if written else []
     by_place = dict(zip(written, made, strict=True))
     return [by_place.get(i) for i in range(len(texts))]
 
 
-def _score(found: Detection | None, length: int | None) -> Row:
+def _score(found: Located | None, length: int | None) -> Row:
     if found is None:
-        return {"length": length, "p_value": None, "z": None, "effective_length": 0.0, "conclusive": False}
-    row = found.to_dict()
-    kept = {name: row[name] for name in ("p_value", "z", "effective_length")}
+        nothing = dict.fromkeys(("p_value", "p_of_whole", "z"))
+        return {"length": length, **nothing, "effective_length": 0.0, "conclusive": False}
+    row = found.judged.to_dict() | {"p_of_whole": found.detection.p_value}
+    kept = {name: row[name] for name in ("p_value", "p_of_whole", "z", "effective_length")}
     return {"length": length, **kept, "conclusive": found.verdict.conclusive}
 
 

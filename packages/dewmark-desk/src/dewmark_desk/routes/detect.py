@@ -29,15 +29,15 @@ _FILE_SECONDS = 2.0  # that a file takes, as estimated: nobody knows before it i
 async def detect(body: DetectRequest, service: Desk, caller: CallerOf, request_id: RequestId) -> JSONResponse:
     """Verdict, p-value, z-score, effective length and language of each text, and token scores on request.
 
-    The verdict and its p-value account for everything that is examined: the whole text, its passages if
-    ``passages`` asks for them, and the keys of all tenants that the caller may use.
+    The verdict and its p-value account for everything that is examined: the whole text, the passages of a
+    long one, and the keys of all tenants that the caller may use.
     """
     texts, prompts = _texts(body)
-    choices = (body.fpr, body.test, body.tenants, body.tokens or None, body.passages or None)
+    choices = (body.fpr, body.test, body.tenants, body.tokens or None)
     if not caller.sees_all and (not body.read or any(choice is not None for choice in choices)):
-        said = "this token may not set fpr, test, tenants, passages or read, nor see token scores"
+        said = "this token may not set fpr, test, tenants or read, nor see token scores"
         raise ApiError(403, "forbidden", said)
-    asked = body.model_dump(include={"fpr", "test", "passages", "read"})
+    asked = body.model_dump(include={"fpr", "test", "read"})
     how = examination(service, caller, body.tenants, **asked, demonstration=True)
     how_told = body.tokens, not caller.sees_all
     queries = [Query(*each, *how_told) for each in zip(texts, prompts, strict=True)]

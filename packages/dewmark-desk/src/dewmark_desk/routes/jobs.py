@@ -70,16 +70,13 @@ async def batch(
     Each text is judged as by ``/v1/detect``. The summary also counts the texts that remain after
     Benjamini-Hochberg: of those, at most about a share of ``fpr`` is unmarked.
     """
-    how = examination(
-        service, caller, body.tenants, fpr=body.fpr, test=body.test, passages=body.passages, read=body.read
-    )
+    how = examination(service, caller, body.tenants, fpr=body.fpr, test=body.test, read=body.read)
     texts = await service.in_thread(_texts, body, how, service.settings)
     options = {
         "tenants": [tenant.id for tenant in how.tenants],
         "read": how.read,
         "keys": how.keys,  # the caller may submit the same texts for others
         "fpr": how.fpr,
-        "passages": how.passages,
     }
     return await _submit(service, caller, request_id, BATCH, how, body, texts, name=name, options=options)
 

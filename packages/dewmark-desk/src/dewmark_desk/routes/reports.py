@@ -48,7 +48,7 @@ async def report(body: ReportRequest, service: Desk, caller: CallerOf, request_i
     The text itself is not part of the report and is not stored.
     """
     signer = _signer(service)
-    how = examination(service, caller, body.tenants, fpr=body.fpr, passages=body.passages)
+    how = examination(service, caller, body.tenants, fpr=body.fpr)
     if body.name:
         check_text(body.name, "the name")
     query = Query(body.text, body.prompt)

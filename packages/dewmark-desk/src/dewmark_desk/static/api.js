@@ -34,14 +34,14 @@ export async function whoami() {
 /** The verdict on one text, with token scores and passages if the access token's scope allows them. */
 export async function detect(text, { prompt, tenant, fpr, fine, signal }) {
   const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null };
-  if (fine) Object.assign(body, { fpr, tokens: true, passages: true });
+  if (fine) Object.assign(body, { fpr, tokens: true });
   const { results } = await call("POST", "/v1/detect", { body, signal });
   return { ...results[0], asked: tenant || null }; // "keys" counts all that could have been asked for
 }
 
 /** A signed report on one text: {document, claims, page}. */
 export const signedReport = (text, { prompt, tenant, fpr, name, page = true }) => {
-  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null, fpr, passages: true, name: name?.slice(0, 200) ?? null, page };
+  const body = { text, prompt: prompt || null, tenants: tenant ? [tenant] : null, fpr, name: name?.slice(0, 200) ?? null, page };
   return call("POST", "/v1/reports", { body });
 };
 

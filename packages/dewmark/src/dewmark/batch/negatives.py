@@ -26,9 +26,10 @@ from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
 from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
-from dewmark.detector import detect_texts
+from dewmark.detector import score_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
+from dewmark.passages import Located, judge_texts
 from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.stats.audit import TOLERANCE, Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
@@ -101,31 +102,32 @@ class Negatives:
         """The prompt of each text, None where it is unknown."""
         return [document.prompt for document in self.documents]
 
-    def audited(self, detections: Sequence[Detection]) -> list[AuditedText]:
-        """The texts that are long enough for a verdict, given the detection of each text."""
-        rows = zip(self.documents, self.languages, detections, strict=True)
+    def audited(self, found: Sequence[Located]) -> list[AuditedText]:
+        """The texts that are long enough for a verdict, given the verdict on each text."""
+        rows = zip(self.documents, self.languages, found, strict=True)
         return [
             AuditedText(
                 id=str(number) if document.id is None else document.id,
                 language=language,
-                length=detection.tokens_scored,
-                p_value=detection.p_value,
+                length=each.detection.tokens_scored,
+                p_value=each.p_value,
                 kind=document.kind,
             )
-            for number, (document, language, detection) in enumerate(rows)
-            if detection.verdict is not Verdict.TOO_SHORT
+            for number, (document, language, each) in enumerate(rows)
+            if each.verdict is not Verdict.TOO_SHORT
         ]
 
-    def audit(self, detections: Sequence[Detection], found: F32 | None) -> tuple[Audit, list[AuditedText]]:
-        """Audit a key, given the detection of each text and the `text_directions` of all (N, D)."""
-        texts = self.audited(detections)
-        judged = [detection.verdict is not Verdict.TOO_SHORT for detection in detections]
+    def audit(self, found: Sequence[Located], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
+        """Audit a key, given the verdict on each text and the `text_directions` of all (N, D)."""
+        texts = self.audited(found)
+        judged = np.array([each.verdict is not Verdict.TOO_SHORT for each in found], dtype=bool)
         result = audit(
             [text.p_value for text in texts],
             languages=[text.language for text in texts],
             lengths=[text.length for text in texts],
             kinds=[text.kind for text in texts],
-            directions=None if found is None else found[judged],
+            directions=None if shared is None else shared[judged],
+            p_of_whole=np.array([each.detection.p_value for each in found])[judged],
         )
         return result, texts
 
@@ -168,22 +170,25 @@ def audit_texts(
     bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress = silent
 ) -> tuple[Audit, list[AuditedText]]:
     """Measure a key's false-positive rate; returns the audit and the texts it is based on."""
-    found = _detections(bound, negatives, test=test, progress=progress)
+    found = _judged(bound, negatives, test=test, progress=progress)
     shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
     return negatives.audit(found, shared)
 
 
-def _detections(
+def _judged(
     bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress
-) -> list[Detection]:
-    """The detection of each text, without its tokens, which take much memory."""
+) -> list[Located]:
+    """The verdict on each text, without its tokens, which take much memory."""
     texts, prompts = negatives.texts, negatives.prompts
     anywhere = for_languages(bound, LanguagePolicy(every=True))  # an audit is what a refused language needs
-    found: list[Detection] = []
+    found: list[Located] = []
     for start in range(0, len(texts), _TEXTS_PER_BATCH):
         part = slice(start, start + _TEXTS_PER_BATCH)
-        made = anywhere.detect_batch(texts[part], prompts=prompts[part], test=test)
-        found += [dataclasses.replace(detection, tokens=()) for detection in made]
+        made = judge_texts(anywhere, texts[part], prompts=prompts[part], test=test, explain=False)
+        found += [
+            dataclasses.replace(each, detection=dataclasses.replace(each.detection, tokens=()))
+            for each in made
+        ]
         progress("scoring", len(found), len(texts))
     return found
 
@@ -207,7 +212,7 @@ def draw_key(
         bound = load_scheme(key, host=host, scheme=scheme, settings=settings, progress=progress)
         if not audits:  # directions do not depend on the key
             shared = text_directions(bound, negatives.texts, negatives.prompts, progress=progress)
-        found, _ = negatives.audit(_detections(bound, negatives, progress=progress), shared)
+        found, _ = negatives.audit(_judged(bound, negatives, progress=progress), shared)
         audits.append(found)
         if found.outcome is Outcome.PASSES:
             return key, len(audits), found
@@ -230,7 +235,7 @@ def calibrate_file(
         for number, block in enumerate(blocks, start=1):
             rows = source.read(block)
             prompts = [row.prompt for row in rows]
-            yield from detect_texts(bound, [row.text for row in rows], prompts=prompts, test=test)
+            yield from score_texts(bound, [row.text for row in rows], prompts=prompts, test=test)
             progress("scoring negatives", number, len(blocks))
 
     return Calibration.from_detections(scored(), config_hash=bound.config_hash)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from dewmark.batch.inputs import Document, warn_other_scheme
 from dewmark.batch.keyring import Kind, load_keys, read_kinds
 from dewmark.core.keys import Key, is_engine_key
-from dewmark.detector import Detector, blank_detection, detect_texts, skip_blank
+from dewmark.detector import Detector, blank_detection, score_texts, skip_blank
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.manifests import layers
-from dewmark.opening import identify, load_scheme
+from dewmark.opening import OpenKeys, load_scheme
 from dewmark.passages import Located, Version, judge
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.types import Detection
+from dewmark.types import EMPIRICAL, Detection
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _BATCH_SIZE = 32
 _RESULTS_PER_BATCH = 1 << 18  # texts × keys
-_EMPIRICAL = "empirical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,8 @@ class DetectorSpec:
     ``keyring.toml`` gives keys another host and scheme (`dewmark.batch.keyring`).
 
     - ``calibration``: a file that ``dewmark calibrate`` wrote, for one key; z becomes a rank among its texts.
-    - ``tokens`` adds every token's score to the rows, ``coverage`` says where in a marked text the mark is.
-    - ``passages`` also searches texts that are not marked as a whole, and the verdict pays for it.
+    - ``tokens`` adds every token's score to the rows, ``coverage`` says where in a short marked text the mark
+      is; of a long one it is always said.
     - ``attempts`` counts the versions of each text that are tried.
     - ``translate_back`` also scores translations of the texts, and counts all of them.
     - ``reader``: a host's name or path, ``host``, ``none``, or None for that of the exported detector.
@@ -80,7 +78,6 @@ class DetectorSpec:
     test: str | None = None
     tokens: bool = False
     calibration: Path | None = None
-    passages: bool = False
     coverage: bool = False
     attempts: int = 1
     translate_back: BackTranslation | None = None
@@ -93,9 +90,9 @@ class DetectorSpec:
         if self.attempts < 1:
             raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
         if self.calibration is None:
-            if self.test == _EMPIRICAL:
+            if self.test == EMPIRICAL:
                 raise ConfigError("the empirical test needs a calibration, made by: dewmark calibrate")
-        elif self.test not in (None, _EMPIRICAL):
+        elif self.test not in (None, EMPIRICAL):
             raise ConfigError(f"a calibration is for the empirical test, not {self.test}: leave out one")
         elif self.many_keys:
             raise ConfigError("a calibration belongs to one key: give one key with it")
@@ -121,7 +118,7 @@ class DetectorSpec:
         groups, not_tested = self._open_groups(progress)
         bound = groups[0].bound
         for group in groups:
-            check_test(self.test, (*group.bound.tests, _EMPIRICAL))
+            check_test(self.test, (*group.bound.tests, EMPIRICAL))
         calibration = None
         if self.calibration is not None:
             from dewmark.stats.calibration import Calibration
@@ -221,7 +218,18 @@ class Scorer:
         # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
         many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
         self.batch_size = max(_BATCH_SIZE, many)
-        self._bound_of = functools.lru_cache(maxsize=None if spec.passages else 4)(self._open_key)
+        self._open = [
+            OpenKeys(
+                list(group.keys.values()),
+                host=group.bound.host,
+                scheme=group.bound.scheme.name,
+                settings=group.bound.scheme.to_dict(),
+                reader=group.bound.expectations,
+                progress=progress,
+            )
+            for group in groups
+            if group.keys
+        ]
 
     def __call__(self, batch: Sequence[Document]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
@@ -244,28 +252,22 @@ class Scorer:
         """The results of each text as a whole, one per key."""
         texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
         if not self._places:
-            alone = detect_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
+            alone = score_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
             if self._calibration is not None:
                 alone = [self._calibration.apply(each) for each in alone]
             return [Version(row.text, row.prompt, [each]) for row, each in zip(batch, alone, strict=True)]
 
         def score(written: Sequence[int]) -> list[Sequence[Detection]]:
             rows: list[list[Detection]] = [[] for _ in written]
-            for group in self._groups:
-                found = identify(
+            for opened in self._open:
+                found = opened.score(
                     [texts[i] for i in written],
-                    list(group.keys.values()),
-                    host=group.bound.host,
-                    scheme=group.bound.scheme.name,
-                    settings=group.bound.scheme.to_dict(),
                     prompts=[prompts[i] for i in written],
                     fpr=self._spec.fpr,
                     test=self._test,
-                    reader=group.bound.expectations,
-                    progress=self._progress,
                 )
                 for row, each in zip(rows, found, strict=True):
-                    row += each.detections
+                    row += each
             return [*rows]
 
         rows = skip_blank(texts, score, self._blank)
@@ -280,25 +282,17 @@ class Scorer:
             for group, name in self._places
         ]
 
-    def _open_key(self, number: int) -> BoundScheme:
+    def _bound_of(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
-        if not self._places:
-            return self.bound
-        group, name = self._places[number]
-        scheme = group.bound.scheme
-        return load_scheme(
-            group.keys[name],
-            host=group.bound.host,
-            scheme=scheme.name,
-            settings=scheme.to_dict(),
-            reader=group.bound.expectations,
-            progress=self._progress,
-        )
+        for group, opened in zip(self._groups, self._open, strict=False):
+            if number < len(group.keys):
+                return opened.bound(number)
+            number -= len(group.keys)
+        return self.bound
 
     def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
-        looked = {"passages": spec.passages, "explain": spec.coverage}
-        found = judge(versions, self._bound_of, fpr=spec.fpr, attempts=spec.attempts, **looked)
+        found = judge(versions, self._bound_of, fpr=spec.fpr, attempts=spec.attempts, explain=spec.coverage)
         group, key_file = self._places[found.index] if self._places else (self._groups[0], None)
         detection = found.judged
         result: dict[str, Any] = {"id": row.id}

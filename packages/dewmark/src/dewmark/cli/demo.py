@@ -161,7 +161,7 @@ def show(console: Console, cases: Sequence[Case], setting: str) -> None:
         p = case.detection.p_value
         table.add_row(
             case.name,
-            case.detection.verdict.words,
+            case.detection.words,
             p_value(p).removeprefix("p = "),
             one_in(p),
             "" if case.nats is None else f"{case.nats:.2f}",

@@ -51,9 +51,6 @@ def detect(
     settings: options.Settings = None,
     fpr: options.FalsePositiveRate = 0.01,
     roots: options.Roots = None,
-    passages: Annotated[
-        bool, options.of_test("--passages", help="Search for passages too; p-values pay for it.")
-    ] = False,
     translate_back: Annotated[
         bool,
         options.of_test(
@@ -107,7 +104,6 @@ def detect(
         test=test,
         tokens=tokens,
         calibration=calibration,
-        passages=passages,
         coverage=bool(texts),
         attempts=attempts,
         translate_back=_translation(written_in, translator or ()) if translate_back else None,
@@ -121,7 +117,7 @@ def detect(
         used: dict[str, object] = {"TEXTFILE": named, "--in": rows, "--out": out, "--html": html}
         used |= {"--calibration": calibration, "--test": test, "--keys": keys, "--tokens": tokens}
         used |= {"--roots": roots, "--reader": reader}
-        used |= {"--translate-back": translate_back, "--passages": passages}
+        used |= {"--translate-back": translate_back}
         if unused := [name for name, value in used.items() if value]:
             raise ConfigError(f"--follow watches standard input under one key: leave out {', '.join(unused)}")
         if len(key or ()) > 1:
@@ -196,7 +192,9 @@ class _Verdicts:
         elif self._total == 1:
             self._held.append(scored)
         else:  # the text will not be shown: save memory
-            detection = dataclasses.replace(scored.detection, tokens=())
+            detection = scored.detection
+            if not detection.leaves_no_room:  # which the tokens tell
+                detection = dataclasses.replace(detection, tokens=())
             self._held.append(dataclasses.replace(scored, text="", detection=detection))
 
     def close(self) -> None:

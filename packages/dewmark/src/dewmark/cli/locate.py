@@ -65,7 +65,7 @@ def locate(
         settings=parse_settings(settings or ()),
         fpr=fpr,
         attempts=attempts,
-        passages=True,
+        coverage=True,
         reader=reader,
     )
     files = read_files(texts or [], prompt=prompt)

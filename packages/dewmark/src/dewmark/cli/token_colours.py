@@ -66,7 +66,7 @@ def verdict_line(name: str, detection: Detection) -> Text:
     """``name: verdict, where: numbers`` on one line."""
     return Text.assemble(
         f"{printable(name)}: ",
-        (detection.verdict.words, _VERDICT[detection.verdict]),
+        (detection.words, _VERDICT[detection.verdict]),
         detection.origin,
         f", {coverage_sentence(detection.coverage)}" if detection.coverage else "",
         f": {sentence(detection)}",

@@ -127,18 +127,23 @@ class TextMatrix:
         return effective_length(self.blank, self.square)
 
     def under(self, W: F32) -> KeyedEvidence:
-        """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
-        blank, n = self.blank, len(self.T)
-        u: F32 = np.einsum("ij,ij->i", np.asarray(blank.T) @ W, blank.C)
-        norms = np.ones(len(u), dtype=np.float32)
-        norms[:n] = np.linalg.norm(self.T, axis=1)
-        shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
-        return dataclasses.replace(blank, scores=u.astype(np.float64), alignments=shown, W=W)
+        """The evidence under a key's W (d_T, d_C)."""
+        return scored(self.blank, W)
 
     def test(self, W: F32) -> Statistic:
         """The key test under a key's W (d_T, d_C)."""
         z = float(z_scores(self.F[None], np.array([self.square]), W[None])[0, 0])
         return statistic(z, self.square, self.effective_length)
+
+
+def scored(evidence: KeyedEvidence, W: F32) -> KeyedEvidence:
+    """A text's evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
+    n, T = evidence.pairs, np.asarray(evidence.T)
+    u: F32 = np.einsum("ij,ij->i", T @ W, evidence.C)
+    norms = np.ones(len(u), dtype=np.float32)
+    norms[:n] = np.linalg.norm(T[:n], axis=1)
+    shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
+    return dataclasses.replace(evidence, scores=u.astype(np.float64), alignments=shown, W=W)
 
 
 def statistic(z: float, square: float, length: float) -> Statistic:

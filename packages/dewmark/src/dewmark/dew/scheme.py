@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 
 from dewmark import config
-from dewmark.arrays import F32, Mask
+from dewmark.arrays import F32, F64, Mask
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.expected import read
 from dewmark.dew.key_test import detect_keys
-from dewmark.dew.matrix import TextMatrix, passage_test, text_matrices
+from dewmark.dew.matrix import KeyedEvidence, TextMatrix, passage_test, scored, text_matrices
 from dewmark.dew.origin import find_uses, head_of, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
@@ -371,10 +371,21 @@ class BoundDEW(BoundScheme):
         """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
         if self.uses is not None and self.uses.is_public:
             raise ConfigError("a public detector has half of the key, which does not find passages")
-        return [text.under(self._best_matrix(text)) for text in self.read(texts, prompts)]
+        return [text.under(self._best_matrix(text.F)) for text in self.read(texts, prompts)]
 
-    def _best_matrix(self, text: TextMatrix) -> F32:
-        return self.W if self.uses is None else self.uses.matrix(self.uses.find(text.F).use)
+    def evidence_from(self, other: BoundScheme, evidence: Evidence) -> Evidence | None:
+        """The evidence that another key's detector gave, under this key; None if it reads differently."""
+        if not isinstance(evidence, KeyedEvidence) or not isinstance(other, BoundDEW):
+            return None
+        mine, theirs = ((b.scheme, b.reader, b.expectations) for b in (self, other))
+        if mine != theirs or (self.uses is not None and self.uses.is_public):
+            return None
+        T, C = (np.asarray(rows, dtype=np.float64) for rows in (evidence.T, evidence.C))
+        return scored(evidence, self._best_matrix((T * evidence.weights[:, None]).T @ C))
+
+    def _best_matrix(self, F: F64) -> F32:
+        """The matrix of the use of the key that fits a text's F (d_T, d_C) best."""
+        return self.W if self.uses is None else self.uses.matrix(self.uses.find(F).use)
 
     def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
         """The key test of one text's evidence, or of a passage of it."""

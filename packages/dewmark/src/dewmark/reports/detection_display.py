@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dewmark.text.languages import language_name
-from dewmark.types import Coverage, Detection, Extent, Passage, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, Passage, TokenScore, Verdict, length_in_words
 from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def one_in(value: float) -> str:
 
 def sentence(detection: Detection) -> str:
     """The numbers behind a verdict, in one line."""
-    length = f"effective length {detection.effective_length:.0f} of {detection.tokens_scored} tokens scored"
+    length = f"{length_in_words(detection.effective_length, detection.tokens_scored)} scored"
     if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
         return unsupported_sentence(detection)
     if detection.verdict is Verdict.TOO_SHORT:
@@ -109,7 +109,7 @@ def located_sentence(found: Located) -> str:
     """The verdict on a text and its passages, in one line."""
     looks = f"{p_value(found.p_value)} over {found.looks}" if str(found.looks) else p_value(found.p_value)
     if not found.verdict.conclusive:
-        return f"{found.verdict.words}: {sentence(found.detection)}"
+        return f"{found.judged.words}: {sentence(found.detection)}"
     where = f", {coverage_sentence(found.coverage)}" if found.coverage else ""
     count = f"{passage_count(found.passages)} at level {found.fpr:g}"
     whole = f"the whole text alone: {p_value(found.detection.p_value)}"

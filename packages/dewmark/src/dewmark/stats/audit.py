@@ -343,11 +343,13 @@ def audit(
     lengths: ArrayLike,
     kinds: Sequence[str | None] | None = None,
     directions: F32 | None = None,
+    p_of_whole: ArrayLike | None = None,
 ) -> Audit:
     """Audit the p-values (N,) of unmarked texts with their languages (N) and lengths in tokens (N,).
 
     ``kinds`` (N) name the kind of each text, such as "code", where it is known; ``directions`` (N, D) are the
-    unit vectors of `dewmark.stats.one_key.direction`.
+    unit vectors of `dewmark.stats.one_key.direction`. They correlate the z of whole texts, whose p-values
+    are ``p_of_whole`` (N,) where those of the verdicts count more.
     """
     p = np.asarray(p_values, dtype=np.float64)
     if len(p) == 0:
@@ -358,7 +360,8 @@ def audit(
         "length": [length_band(int(length)) for length in np.asarray(lengths)],
     }
     chosen = _groups(labels, fewest=_SMALLEST_COUNTED if directions is None else _SMALLEST_PREDICTED)
-    z = -ndtri(np.clip(p, 1e-300, 1.0 - 1e-16))
+    whole = p if p_of_whole is None else np.asarray(p_of_whole, dtype=np.float64)
+    z = -ndtri(np.clip(whole, 1e-300, 1.0 - 1e-16))
     counts = [
         _Count.of(p[mine], z[mine], None if directions is None else directions[mine]) for *_, mine in chosen
     ]

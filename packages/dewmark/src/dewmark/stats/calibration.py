@@ -29,10 +29,9 @@ import numpy as np
 from dewmark import storage
 from dewmark.arrays import F64
 from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalError
-from dewmark.types import Detection, Verdict
+from dewmark.types import EMPIRICAL, Detection, Verdict
 from dewmark.version import __version__
 
-EMPIRICAL = "empirical"
 _FORMAT = "dewmark-calibration-v2"
 _REMEDY = "make one with: dewmark calibrate"
 

@@ -16,9 +16,12 @@ and N counts only windows of the same chunk, which can only make the result more
 All windows with p ≤ fpr contain marked units, all at once with probability 1 − fpr, so any choice among them
 keeps that guarantee. The segments are the disjoint significant windows that maximise
 
-    Σ_w ( Σ_{i in w} (π_i − ½) − COST ),    π_i = P(unit i is marked | scores),
+    Σ_w ( Σ_{i in w} (π_i − ½ − REPEATED · r_i) − COST ),    π_i = P(unit i is marked | scores),
 
-where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum.
+where π is the posterior of a two-state chain; neighbours are merged if that increases the same sum. What a
+text repeats carries no mark and no evidence: a pair counts where it first occurs, and r_i is how many more
+units around it than is usual in this text say nothing new. So a stretch that says again what was said before
+is not joined to a marked one because a few new words in it score high by chance.
 
 The rest of the text (sum S_0, the segments' S_1) is compared with the segments: with β the regression of S_0
 on S_1 over keys, z_rest = (S_0 − βS_1)/σ is standard normal for a rest that was written without the key. How
@@ -49,6 +52,8 @@ SHORTEST = 30
 MIN_EFFECTIVE_LENGTH = 16.0
 DRAWS = 1000
 COST = 8.0
+REPEATED = 0.2
+"""What a segment loses by a unit that says nothing new; it gains ½ by one that is surely marked."""
 _RATIO = 1.12  # of one window length to the next
 _STEPS = 14  # windows begin 1/14 of their length apart
 BATCH = 64  # draws held at a time
@@ -220,26 +225,32 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The marked segments of a text, in order and disjoint, and the rest, if there are segments."""
+    """The marked segments of a text, in order and disjoint, and the rest, if there are segments.
+
+    ``p_value`` is the family-wise p-value of the most striking window, segment or not.
+    """
 
     segments: list[Segment]
     rest: Rest | None
-
-    @property
-    def p_value(self) -> float:
-        """The family-wise p-value of the most striking segment, 1 if there is none."""
-        return min((segment.corrected for segment in self.segments), default=1.0)
+    p_value: float
 
 
-NOTHING_FOUND = Found([], None)
+NOTHING_FOUND = Found([], None, 1.0)
 
 
-def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Sequence[Test]) -> list[Found]:
+def search(
+    evidences: Sequence[Evidence],
+    *,
+    levels: Sequence[float],
+    tests: Sequence[Test],
+    known: Sequence[float] | None = None,
+) -> list[Found]:
     """The marked segments of one text under each of several keys, each at its own level.
 
     The evidences differ in their scores only. ``tests`` are the schemes' own tests of a whole text, one per
     key. If one gives a window a larger p-value than the normal approximation (because its scores are few or
-    skewed and their distribution is known exactly), that p-value counts.
+    skewed and their distribution is known exactly), that p-value counts. P-values above both the level and
+    ``known``, by default the level, are 1: few texts have smaller ones, and the others need no simulation.
     """
     if not evidences:
         return []
@@ -248,31 +259,40 @@ def search(evidences: Sequence[Evidence], *, levels: Sequence[float], tests: Seq
     # a corrected p-value is at least that of the disjoint windows of the same length: few texts need draws
     disjoint = len(prepared.units) // (prepared.windows.end - prepared.windows.start)
     least = np.min(log_ndtr(-z) + np.log(disjoint)[:, None], axis=0, initial=np.inf)
+    highest = [max(level, other) for level, other in zip(levels, known or levels, strict=True)]
     return [
-        _segments(prepared, evidence, prepared.scan(z[:, k]), fpr=level, test=test)
-        if level > 0.0 and least[k] <= math.log(level)  # a tiny level, shared by many keys, may be 0
+        _found(prepared, evidence, prepared.scan(z[:, k]), fpr=levels[k], known=highest[k], test=tests[k])
+        if highest[k] > 0.0 and least[k] <= math.log(highest[k])  # a level shared by many keys may be 0
         else NOTHING_FOUND
-        for k, (evidence, level, test) in enumerate(zip(evidences, levels, tests, strict=True))
+        for k, evidence in enumerate(evidences)
     ]
 
 
-def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, test: Test) -> Found:
+def _found(
+    prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float, known: float, test: Test
+) -> Found:
     units = prepared.units
     corrected = windows.corrected
-    if not np.any(corrected <= fpr):
-        return NOTHING_FOUND
-    marked = posterior(evidence)
-    gain = np.concatenate([[0.0], np.cumsum(marked - 0.5)])
     checked: set[int] = set()
+
+    def check(w: int) -> None:
+        own = test(restrict(evidence, units[windows.start[w] : windows.end[w]]))
+        corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
+        checked.add(w)
+
+    while (best := int(np.argmin(corrected))) not in checked and corrected[best] <= known:
+        check(best)
+    if corrected[best] > fpr:
+        return Found([], None, float(corrected[best]) if corrected[best] <= known else 1.0)
+    marked, gained = gains(evidence)
+    gain = np.concatenate([[0.0], np.cumsum(gained)])
     while True:
         chosen = _choose(windows, np.flatnonzero(corrected <= fpr), gain)
         unchecked = [w for w in chosen if w not in checked]
         if not unchecked:
             break
         for w in unchecked:
-            own = test(restrict(evidence, units[windows.start[w] : windows.end[w]]))
-            corrected[w] = max(corrected[w], windows.correct(w, own.p_value))
-        checked.update(unchecked)
+            check(w)
     segments, outside = [], np.ones(len(units), dtype=bool)
     for members in _merge_neighbours(windows, chosen, gain):
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
@@ -289,9 +309,8 @@ def _segments(prepared: Search, evidence: Evidence, windows: Scan, *, fpr: float
                 share=float(marked[start:end].mean()),
             )
         )
-    if not segments:
-        return NOTHING_FOUND
-    return Found(segments, rest_of(evidence, units, outside, windows, chosen))
+    rest = rest_of(evidence, units, outside, windows, chosen)
+    return Found(segments, rest, float(corrected[best]))
 
 
 def rest_of(
@@ -318,30 +337,48 @@ def rest_of(
     )
 
 
-def posterior(evidence: Evidence) -> F64:
-    """π (n,): the probability that each scored unit is marked, in order."""
+def gains(evidence: Evidence) -> tuple[F64, F64]:
+    """π (n,) of each scored unit, and what a segment gains by it, in order.
+
+    A pair is evidence where it first occurs. What follows it without anything new, more than is usual in this
+    text, counts as unmarked and belongs half to the unit before it.
+    """
     units = Units.of(evidence)
-    if len(units) == 0:
-        return np.zeros(0)
-    sizes = np.maximum(evidence.sizes, 1e-12)  # of units that weigh nothing the score is 0 too
-    x = (evidence.scores[: evidence.pairs] / np.sqrt(evidence.variance * sizes))[units.pair]
+    marked = np.zeros(len(units))
+    if not len(units):
+        return marked, marked
+    first = np.sort(np.unique(units.pair, return_index=True)[1])
+    place = units.place[first]
+    gap = np.diff(place, prepend=place[0])
+    pairs = units.pair[first]
+    sizes = np.maximum(evidence.sizes[pairs], 1e-12)  # of units that weigh nothing the score is 0 too
+    pi = posterior(evidence.scores[pairs] / np.sqrt(evidence.variance * sizes), gap)
+    gain = np.zeros(len(units))
+    repeated = REPEATED * np.maximum(gap - gap.mean(), 0.0) / 2.0
+    gain[first] = pi - 0.5 - repeated - np.append(repeated[1:], 0.0)
+    return pi[np.searchsorted(first, np.arange(len(units)), side="right") - 1], gain
+
+
+def posterior(x: F64, gap: I64) -> F64:
+    """π (n,): the probability that each unit is marked, by its z ``x`` and its distance from the last."""
     strength, length = np.array(list(itertools.product(_STRENGTHS, _LENGTHS))).T
-    leave = 1.0 / length
-    enter = leave * _MARKED / (1.0 - _MARKED)
     ratio = np.exp(x[:, None] * strength - strength**2 / 2.0)  # of densities, N(μ, 1) over N(0, 1)
+    # the chain may change its state at every unit of the text, scored or not
+    stay = (1.0 - 1.0 / (length * (1.0 - _MARKED))) ** gap[:, None]
     # forward: P(marked | scores up to i), and the likelihood of all scores; (n, grid)
     forward, likelihood = np.empty_like(ratio), np.zeros(len(strength))
-    ahead = np.full(len(strength), _MARKED)
+    before = np.full(len(strength), _MARKED)
     for i, r in enumerate(ratio):
+        ahead = _MARKED + (before - _MARKED) * stay[i]
         total = ahead * r + 1.0 - ahead
-        forward[i] = ahead * r / total
-        ahead = forward[i] * (1.0 - leave) + (1.0 - forward[i]) * enter
+        forward[i] = before = ahead * r / total
         likelihood += np.log(total)
     # backward: the likelihood ratio of the remaining scores after a marked and after an unmarked unit
     backward = np.ones_like(ratio)
     for i in range(len(x) - 2, -1, -1):
         r = ratio[i + 1] * backward[i + 1]
-        backward[i] = ((1.0 - leave) * r + leave) / (enter * r + 1.0 - enter)
+        enter = _MARKED * (1.0 - stay[i + 1])
+        backward[i] = ((enter + stay[i + 1]) * (r - 1.0) + 1.0) / (enter * (r - 1.0) + 1.0)
     odds = forward * backward
     weight = np.exp(likelihood - likelihood.max())
     return np.asarray((odds / (odds + 1.0 - forward)) @ (weight / weight.sum()))
@@ -392,11 +429,13 @@ class _Chunk:
         self._weight = units.weight
         self._pair_variance = evidence.variance * evidence.sizes[pairs]
         self._variance = self._pair_variance[self._pair]
-        self._covariance = covariance(evidence, pairs, pairs).astype(np.float64)
+        self._covariance = covariance(evidence, pairs, pairs)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
-        self._block[1:, 1:] = self._covariance[np.ix_(self._pair, self._pair)]
-        self._block[1:, 1:] *= np.outer(units.weight, units.weight)
+        inside = self._block[1:, 1:]
+        inside[...] = self._covariance[np.ix_(self._pair, self._pair)]
+        inside *= units.weight
+        inside *= units.weight[:, None]
         np.cumsum(self._block, axis=0, out=self._block)
         np.cumsum(self._block, axis=1, out=self._block)
 
@@ -420,7 +459,7 @@ class _Chunk:
         sd = self.deviation(windows)[:, None]
         # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
         jitter = _JITTER * np.diag(np.maximum(self._pair_variance, self._pair_variance.mean()))
-        factor = cholesky(self._covariance + jitter, lower=True, overwrite_a=True)
+        factor = cholesky(self._covariance.astype(np.float64) + jitter, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
         out = np.empty((draws, len(_LEVELS)))
