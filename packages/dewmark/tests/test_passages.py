@@ -16,7 +16,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark.passages import Version, judge, judge_texts
-from dewmark.scheme import make_detection
+from dewmark.scheme import Needs, make_detection
 from dewmark.stats import scan
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
@@ -133,7 +133,7 @@ class NoiseBound(dewmark.BoundScheme):
     tests = ("key",)
 
     def __init__(self, number: int) -> None:
-        scheme = SimpleNamespace(languages=None, language_free=True)
+        scheme = SimpleNamespace(languages=None, language_free=True, needs=Needs())
         super().__init__(scheme, None, f"{number:016x}")
         self.number = number
 

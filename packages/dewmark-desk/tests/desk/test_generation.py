@@ -33,7 +33,7 @@ class HeldHost:
         self.batches.append(prompts)
         self.entered.release()
         assert self.go_on.acquire(timeout=60)
-        on_step([1] * len(prompts))
+        on_step([1] * len(prompts), [None] * len(prompts))
 
 
 @contextmanager

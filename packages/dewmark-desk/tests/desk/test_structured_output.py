@@ -11,7 +11,7 @@ from tests.desk.live import bound
 from dewmark import Key, Watermark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.sampling import RandomStreams, draw
+from dewmark.sampling import RandomStreams, Session, draw
 from dewmark.scheme import Needs
 
 llguidance = pytest.importorskip("llguidance")
@@ -145,13 +145,17 @@ def test_a_grammar_that_allows_everything_changes_nothing(letters, temperature):
     decoding = Decoding(temperature=temperature)
     seeds = [1, 2]
 
-    class Final:
+    class Raising(Session):
         """Raises the likelier half of what it sees, which is another half before temperature and filters."""
 
+        def __call__(self, _, scores):
+            return scores + (scores > scores.logsumexp(1, keepdim=True) - 5.0) * 3.0
+
+    class Final:
         needs = Needs(final_distribution=True)
 
         def session(self, *_, **__):
-            return lambda _, scores: scores + (scores > scores.logsumexp(1, keepdim=True) - 5.0) * 3.0
+            return Raising()
 
     ids = plain = torch.full((2, 1), tokenizer.encode("a").ids[0])
     session = GrammarSession(anything, guide, Final(), ids, seeds=seeds)

@@ -132,7 +132,7 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
 
     made = [[f"en:{each}" for each in row[1:]] for row in values]
     monkeypatch.setattr(translation.BackTranslation, "versions", lambda self, texts, **_: made)
-    monkeypatch.setattr(scorers, "detect_texts", detect)
+    monkeypatch.setattr(scorers, "score_texts", detect)
     return scorer([Document(str(row[0]), i, "a prompt") for i, row in enumerate(values)])
 
 

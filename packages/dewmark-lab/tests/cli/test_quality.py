@@ -109,7 +109,7 @@ def test_own_keys_and_openings(quality, key_file, tmp_path):
         (["--scheme", "none"], "leaves no mark"),
         (["--scheme", "kwg"], "did you mean 'kgw'?"),
         (["--set", "lamda=1"], "lamda"),
-        (["--temperature", "0"], "temperature must be positive"),
+        (["--temperature", "0"], "use a temperature above 0"),
         (["--top-p", "2"], "top_p must lie in (0, 1], got 2"),
         (["--margin", "nats"], "must have the form name=value, got 'nats'"),
         (["--margin", "nats=-1"], "--margin nats must be a positive number, got '-1'"),

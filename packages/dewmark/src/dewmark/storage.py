@@ -31,7 +31,9 @@ __all__ = [
     "append_jsonl",
     "atomic_write",
     "load_bundle",
+    "read_json",
     "read_jsonl",
+    "read_small",
     "save_bundle",
     "sha256_file",
 ]

@@ -122,7 +122,6 @@ def test_everything_that_decides_the_rows_identifies_a_run(detector, jsonl, tmp_
         "test": "key",
         "tokens": True,
         "calibration": given,
-        "passages": True,
         "coverage": True,
         "attempts": 2,
         "roots": given,

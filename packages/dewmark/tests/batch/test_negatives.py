@@ -14,9 +14,11 @@ from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, with_audit
 from dewmark.core.whitening import normalize_rows
 from dewmark.errors import ArtifactError, ConfigError
+from dewmark.passages import Located
 from dewmark.scheme import make_detection
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
+from dewmark.types import Looks
 
 BOUND = load_scheme(Key(bytes(32)))
 
@@ -59,7 +61,7 @@ def test_a_text_that_is_too_short_shifts_no_other_text() -> None:
     rng = np.random.default_rng(0)
     p = rng.uniform(size=60)
     directions = normalize_rows(rng.normal(size=(61, 40)) + 1.0 * (np.arange(61) % 3 == 0)[:, None])
-    made = [
+    found = [
         make_detection(
             Evidence.independent(np.zeros(30), np.ones(30), np.arange(30)),
             Statistic(0.0, float(each), length),
@@ -70,6 +72,10 @@ def test_a_text_that_is_too_short_shifts_no_other_text() -> None:
             fingerprint="ab",
         )
         for each, length in [(0.5, 3.0), *((each, 30.0) for each in p)]
+    ]
+    made = [
+        Located(each.verdict, each.p_value, 0, (each.p_value,), Looks(), 0.01, 1.0, each, None)
+        for each in found
     ]
     documents = [Document("a text", number, language="en") for number in range(61)]
     (audited, texts), (without, _) = (

@@ -136,7 +136,7 @@ def test_no_color_is_honoured(monkeypatch):
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_a_line_for_every_verdict(verdict):
-    found = Detection(verdict, 0.004, 2.6, 0.2, 50.0, 60, "key", 0.01, "dew", "ab12")
+    found = Detection(verdict, 0.004, 2.6, 0.2, 40.0, 45, "key", 0.01, "dew", "ab12")
     line = verdict_line("a\x07.txt", found).plain
     assert line.startswith(f"a\N{REPLACEMENT CHARACTER}.txt: {verdict.words}: ")
-    assert ("effective length 50 of 60" in line) == (verdict is not Verdict.UNSUPPORTED_LANGUAGE)
+    assert ("effective length 40 of 45" in line) == (verdict is not Verdict.UNSUPPORTED_LANGUAGE)

@@ -132,7 +132,14 @@ def test_an_extension_replaces_what_the_shorter_word_scored(begins: bool, kept: 
     scores, true = DraftScores(2, device=CPU), torch.ones(2, dtype=torch.bool)
     for noise, live, starts in (([5.0, 2.0], [1, 1], True), ([1.0, 0.0], [1, 0], begins)):
         drawn = Drawn(
-            true, true, torch.tensor(noise).double(), log_p=torch.zeros(2), marked=true, begins=true & starts
+            true,
+            true,
+            torch.tensor(noise).double(),
+            log_p=torch.zeros(2),
+            marked=true,
+            begins=true & starts,
+            log_share=torch.zeros(2),
+            root=torch.ones(2),
         )
         scores.add(drawn, torch.tensor(live, dtype=torch.bool))
     assert scores.best(2).tolist() == [kept]

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import anyio
 import sqlalchemy as sa
 from fastapi import APIRouter, Header, Path
 from fastapi import Query as Parameter
@@ -28,6 +29,7 @@ from dewmark_desk.settings import Settings
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=GuardedRoute)
 
+_STORED_SECONDS = 20.0  # how long a request waits for its twin to store their texts
 _ID = r"^j_[A-Za-z0-9_-]{10,40}$"
 _FOUND = functools.partial(guarded, errors=(404, 422))
 _JOB: dict[str, Any] = {"status_code": 202}
@@ -156,8 +158,15 @@ async def _submit(
         found = None if id_ is None else service.jobs.get(id_)
         if found is not None and found.settings["request"] != digest():
             raise ConfigError("Idempotency-Key: another request had this key; use a new one")
-        if found is not None and found.state == STORING:
-            raise overloaded(2.0, "the job is being stored")
+        return found
+
+    async def stored() -> Job | None:
+        """The job that the same request made before, once its texts are stored."""
+        until = anyio.current_time() + _STORED_SECONDS
+        while (found := await service.in_thread(find)) is not None and found.state == STORING:
+            if anyio.current_time() > until:
+                raise overloaded(2.0, "the job is being stored")
+            await anyio.sleep(0.05)
         return found
 
     def submit() -> Job:
@@ -174,14 +183,14 @@ async def _submit(
             limit=service.settings.max_jobs,
         )
 
-    job = await service.in_thread(find)
+    job = await stored()
     if job is None:
         try:
             async with service.charged(caller, len(texts), requests=1):
                 job = await service.in_thread(submit)
             service.runner.wake()
         except sa.exc.IntegrityError:  # the same request came twice at the same moment
-            if (job := await service.in_thread(find)) is None:
+            if (job := await stored()) is None:
                 raise
     content = {"request_id": request_id, "job": job.to_dict()}
     return JSONResponse(content, 202, {"Location": f"/v1/jobs/{job.id}"})

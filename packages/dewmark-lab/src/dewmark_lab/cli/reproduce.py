@@ -140,7 +140,7 @@ def reproduce(
         raise ConfigError(f"{recipe.name} in profile {profile} uses no language model: leave out --llm")
     folder = out or Path("reproduced") / f"{recipe.name}-{profile}"
     check_writable(folder / "configuration.json")
-    check_writable((work or folder) / "generate")
+    check_writable((work or folder) / "generate", folder=True)
     started = time.perf_counter()
     command = _command(
         table,

@@ -79,6 +79,7 @@ def results() -> Console:
 
     class Printable(Console):
         def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:  # noqa: ANN401 - as rich has it
+            """The segments as rich has them, with the controls in texts replaced."""
             for each in super().render(*arguments, **options):
                 yield each if each.control else each._replace(text=printable(each.text))
 

@@ -41,7 +41,7 @@ import regex
 from dewmark.arrays import I64, Mask
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["VERSION", "class_letter", "distinct", "form_of", "repetition", "spelling", "words"]
+__all__ = ["VERSION", "class_letter", "distinct", "form_of", "most_words", "repetition", "spelling", "words"]
 
 VERSION = 3
 
