@@ -26,7 +26,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri, ndtri_exp
 
 from dewmark.arrays import F64
 from dewmark.verdict import least_length
@@ -58,6 +57,8 @@ class Room(NamedTuple):
 
     def suffices(self, *, fpr: float, reader: object = None) -> bool:
         """Whether a text can be found at this level, by a detector with this reader."""
+        from scipy.special import ndtri
+
         return self.z >= -float(ndtri(fpr)) and self.steps >= least_length(reader)
 
 
@@ -70,6 +71,8 @@ class Written(list[int]):
 @functools.cache
 def race_moments(points: int = POINTS) -> tuple[F64, F64]:
     """The mean g and the variance h of a winner's noise at values of log p from `LEAST` to 0."""
+    from scipy.special import ndtri_exp
+
     nodes, weights = np.polynomial.laguerre.laggauss(96)
     x = ndtri_exp(-np.exp(np.linspace(LEAST, 0.0, points))[:, None] * nodes)
     mean = x @ weights

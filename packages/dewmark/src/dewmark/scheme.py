@@ -372,8 +372,8 @@ def check_test(test: str | None, known: Sequence[str]) -> str:
 
 def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float) -> list[str]:
     """Validate a detector's input; returns the prompts with None replaced by ''."""
-    if not 0.0 < fpr < 1.0:
-        raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
+    if not isinstance(fpr, float | int) or not 0.0 < fpr < 1.0:
+        raise ConfigError(f"fpr must lie in (0, 1), got {fpr!r}")
     given = [None] * len(texts) if prompts is None else list(prompts)
     if len(given) != len(texts):
         raise InputError(f"{len(texts)} texts but {len(given)} prompts: give one prompt per text, or none")
