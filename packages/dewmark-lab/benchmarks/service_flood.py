@@ -338,7 +338,14 @@ async def patterns(target: Target) -> dict[str, object]:
 
 async def logged(target: Target) -> dict[str, object]:
     """Completions after code, lists and quotations, whose parts the policy log names, four at a time."""
-    parts = ("```\nx = 1\n```", "1. the old bridge", "- a river", '"quoted"', "http://example.org/a", "`f(x)`")
+    parts = (
+        "```\nx = 1\n```",
+        "1. the old bridge",
+        "- a river",
+        '"quoted"',
+        "http://example.org/a",
+        "`f(x)`",
+    )
     prompt = "\n\n".join(random.Random(0).choices(parts, k=60))
     body = {"model": target.model, "tenant": "k00", "prompt": prompt, "max_tokens": 512}
     await target.clients(4, "POST", "/v1/completions", scope="generate", json=body)
@@ -430,7 +437,7 @@ async def reports(target: Target) -> dict[str, object]:
 
 async def scores(target: Target) -> dict[str, object]:
     """The scores of all words of texts of 8 KB, of as many as a request may hold, four at a time."""
-    body = {"texts": [text(8_000, i) for i in range(16)], "tokens": True, "tenants": ["k00"]}
+    body = {"texts": [text(8_000, i) for i in range(10)], "tokens": True, "tenants": ["k00"]}
     await target.clients(4, "POST", "/v1/detect", content=json.dumps(body))
     return {}
 
