@@ -139,7 +139,7 @@ def seconds_of(query: Query, how: Examination) -> float:
     seconds += 6e-6 * units + 45e-6 * min(units, _READ)  # the packaged reader, once for all keys
     if (new := _new_units(query, how, units)) >= MIN_SEARCHED:
         kinds = len({each.bound.scheme for each in how.tenants})  # each reads the text for itself
-        # nine tenths are the draws that only a striking text needs (`dewmark.stats.scan`), such as a marked one
+        # nine tenths are draws that only a striking text needs, such as a marked one (`dewmark.stats.scan`)
         seconds += kinds * (0.1 + 1.15e-3 * new) + len(how.tenants) * (0.004 + 20e-6 * new)
     return seconds + (1e-3 * size if how.has_reader else 0.0)
 
