@@ -58,7 +58,7 @@ from dewmark_desk.store import Store
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-WRITING = ("patterns", "described")
+WRITING = ("patterns", "described", "logged")
 LONG = {"content-type": "application/json"}
 Attack = Callable[["Target"], Coroutine[None, None, dict[str, object]]]
 
@@ -317,10 +317,15 @@ async def refused(target: Target) -> dict[str, object]:
 
 
 async def plain_uploads(target: Target) -> dict[str, object]:
-    """Text files of eight megabytes, two at a time."""
-    data = b"the old bridge \xc3\xa9 " * ((8 << 20) // 18)
-    files = {"file": ("a.txt", data[: (8 << 20) - 100])}
-    await target.clients(2, "POST", "/v1/extract", files=files)
+    """Text files: two clients send a million letters of Latin-1, a megabyte, and a million of four bytes.
+
+    Both are read to their end and returned. A third sends eight megabytes of Latin-1, which is refused: how
+    many letters it has is known only when it is decoded.
+    """
+    latin = b"the old bridge \xe9 " * 500_000
+    contents = (latin[:999_000], ("the old bridge " + "\U00020000" * 40).encode() * 18_000, latin[:8_388_000])
+    sent = ({"file": ("a.txt", data)} for data in contents)
+    await asyncio.gather(*(target.until_over("POST", "/v1/extract", files=files) for files in sent))
     return {}
 
 
@@ -329,6 +334,23 @@ async def patterns(target: Target) -> dict[str, object]:
     schema = {"allOf": [{"type": "string", "pattern": f".*{letter}.{{30}}"} for letter in LETTERS[:20]]}
     await target.clients(4, "POST", "/v1/chat/completions", scope="generate", json=target.asked(schema))
     return {}
+
+
+async def logged(target: Target) -> dict[str, object]:
+    """Completions after code, lists and quotations, whose parts the policy log names, four at a time."""
+    parts = (
+        "```\nx = 1\n```",
+        "1. the old bridge",
+        "- a river",
+        '"quoted"',
+        "http://example.org/a",
+        "`f(x)`",
+    )
+    prompt = "\n\n".join(random.Random(0).choices(parts, k=60))
+    body = {"model": target.model, "tenant": "k00", "prompt": prompt, "max_tokens": 512}
+    await target.clients(4, "POST", "/v1/completions", scope="generate", json=body)
+    log = target.store.parent / "policy.jsonl"
+    return {"log_bytes": log.stat().st_size if log.exists() else 0}
 
 
 async def described(target: Target) -> dict[str, object]:
@@ -393,18 +415,29 @@ async def table(target: Target) -> dict[str, object]:
 
 
 async def reports(target: Target) -> dict[str, object]:
-    """Reports on half a megabyte of dense Hangul and of English, one after the other."""
+    """Reports on dense Hangul and on English, the longest that are admitted, one after the other.
+
+    Texts are halved until one is: half a megabyte is more work than a request may ask for.
+    """
     letters = [chr(code) for code in range(0xAC00, 0xD7A4)]
     draw = random.Random(0)
     hangul = " ".join("".join(draw.choices(letters, k=2)) for _ in range(70_000))
+    lengths = []
     for each in (hangul, text(520_000)):
-        await target.send("POST", "/v1/reports", json={"text": each, "tenants": ["k00"], "page": True})
-    return {}
+        long = each
+        while found := await target.send(
+            "POST", "/v1/reports", json={"text": long, "tenants": ["k00"], "page": True}
+        ):
+            if found.status_code != 413:
+                break
+            long = long[: len(long) // 2]
+        lengths.append(len(long.encode()))
+    return {"bytes": lengths}
 
 
 async def scores(target: Target) -> dict[str, object]:
-    """The scores of all words of a quarter of a megabyte, four at a time."""
-    body = {"texts": [text(8_000, i) for i in range(30)], "tokens": True, "tenants": ["k00"]}
+    """The scores of all words of texts of 8 KB, of as many as a request may hold, four at a time."""
+    body = {"texts": [text(8_000, i) for i in range(10)], "tokens": True, "tenants": ["k00"]}
     await target.clients(4, "POST", "/v1/detect", content=json.dumps(body))
     return {}
 
@@ -478,7 +511,7 @@ def _certificate(
 
 
 DEFAULT: tuple[Attack, ...] = (
-    refused, plain_uploads, patterns, described, manifest, rewriting, asking, table, reports, scores,
+    refused, plain_uploads, patterns, described, logged, manifest, rewriting, asking, table, reports, scores,
     many_texts,
 )  # fmt: skip
 FURTHER: tuple[Attack, ...] = (
@@ -571,7 +604,8 @@ def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]
         arguments = ["--keys", folder, "--require-tokens", "--reader", options.reader]
         arguments += ["--signer", str(where / "signer.pem")]
         if name in WRITING:
-            arguments += ["--host-model", model]
+            arguments += ["--host-model", model, "--policy", "default"]
+            arguments += ["--policy-log", str(where / "policy.jsonl")]
         with (
             serving(*arguments, store=f"sqlite:///{store}") as (direct, pid),
             behind(options.proxy, direct, where) as url,

@@ -54,6 +54,7 @@ from dewmark_desk.verdicts import Answer, Examination, Query
 __all__ = ["Examination", "Query", "examination", "examine", "seeds_of"]
 
 _SHORT = 20_000  # characters, which are planned in less time than a thread takes over
+_PLANNING = 3e-7  # seconds for a character
 
 
 def examination(
@@ -114,13 +115,16 @@ async def examine(
     """The answers to a caller's queries."""
     if len(queries) > 1:  # one was checked before the body was read
         await service.check_limits(caller, len(queries))
-    plan = functools.partial(_planned, queries, how, service.settings)
-    short = sum(len(query.text) for query in queries) <= _SHORT
-    queries, parts = plan() if short else await service.in_thread(plan)
+    plan = functools.partial(_planned, how=how, settings=service.settings, sketched=not caller.sees_all)
+    if (characters := sum(len(query.text) for query in queries)) <= _SHORT:
+        ((queries, parts, sketching),) = plan(queries)
+    else:  # in turns: many threads that count words would keep the interpreter from all others
+        ((queries, parts, sketching),) = await service.slow.run(
+            plan, queries, owner=caller.id, cost=_PLANNING * characters
+        )
     seconds = sum(cost for _, cost in parts)
     # a reader may run on an accelerator: what its work has taken so far says more
     check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
-    sketching = 0.0 if caller.sees_all else sum(map(seconds_of_sketch, queries))
     rate = max(len(queries), math.ceil((seconds + sketching) / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
@@ -141,11 +145,11 @@ async def examine(
 
 
 def _planned(
-    queries: Sequence[Query], how: Examination, settings: Settings
-) -> tuple[list[Query], list[tuple[list[Query], float]]]:
-    """The admitted queries, and their parts with estimated seconds."""
+    queries: Sequence[Query], how: Examination, settings: Settings, *, sketched: bool
+) -> list[tuple[list[Query], list[tuple[list[Query], float]], float]]:
+    """The admitted queries, their parts with estimated seconds, and the seconds of comparing them."""
     queries = admitted(queries, how, settings)
-    return queries, list(slices(queries, how))
+    return [(queries, list(slices(queries, how)), sum(map(seconds_of_sketch, queries)) if sketched else 0.0)]
 
 
 @contextlib.asynccontextmanager

@@ -127,7 +127,7 @@ class Settings:
     """The most audits that may be waiting or running in all."""
     request_bytes: int = 512 * _KIB
     """The most bytes of texts and prompts that one request may have scored; larger collections are jobs."""
-    request_seconds: float = 5.0
+    request_seconds: float = 20.0
     """The most work that one request may ask for, as estimated (`admission`)."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""

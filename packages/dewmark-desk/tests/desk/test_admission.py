@@ -189,6 +189,19 @@ def test_a_search_costs_under_each_key():
     assert of_a_key(1_000) > of_a_key(280) + 720 * word + 0.005
 
 
+def test_a_search_costs_by_the_words_that_are_new():
+    """Each counts four times at most; so do pieces that a hyphen or markup joins into ever new words."""
+    how = Examination([open_demonstration()], keys=1)
+    draw = random.Random(0)
+    many = [f"{a}{b}{c}" for a in "bcdfg" for b in "aeiou" for c in "lmnrst"]
+    few = " ".join(many[i % 20] for i in range(2_000))
+    assert seconds_of(Query(few), how) < 0.2 * seconds_of(Query(" ".join(f"{i}x" for i in range(2_000))), how)
+    for joint in ("-\n", "<b \n>", "\u00ad\n"):
+        text = " ".join(f"{draw.choice(many)}{joint}{draw.choice(many)}" for _ in range(2_000))
+        (read,) = how.bound(0).tokenize([text])
+        assert seconds_of(Query(text), how) > 1.15e-3 * min(len(set(read.forms)), 2_000), joint
+
+
 SCRIPTS = {
     "Latin": "abcdefghijklmnopqrstuvwxyz",
     "Cyrillic": "абвгдежзийклмнопрстуфхцчшщ",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dewmark.dew.matrix as module
 from dewmark.core.keys import Key
 from dewmark.dew.matrix import Cuts, cuts_of
 from dewmark.dew.reading import Pairs
@@ -51,6 +53,22 @@ def test_flattening_brings_every_direction_down_to_the_limit(pairs, limit) -> No
     before, after = (np.linalg.svd(x, compute_uv=False) for x in (M, flat))
     assert before[0] > 1.2 * bound
     np.testing.assert_allclose(after, np.minimum(before, bound), rtol=1e-3, atol=1e-4)
+
+
+def test_a_long_text_is_summed_part_by_part(monkeypatch) -> None:
+    """In parts its sum is the same, and no second copy of its rows in double precision is held."""
+    T, C = rows(5_000, 40, seed=1), rows(5_000, 32, seed=2)
+    weights = np.random.default_rng(3).integers(1, 4, size=5_000).astype(np.float64)
+    monkeypatch.setattr(module, "_PAIRS_AT_ONCE", 100)
+    tracemalloc.start()
+    try:
+        M, energy = module._sum_of_pairs(T, C, weights)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < T.nbytes
+    np.testing.assert_allclose(M, matrix(T, C, weights), rtol=1e-5, atol=1e-4)
+    assert energy == pytest.approx(float(np.sum(weights**2)), rel=1e-5)
 
 
 def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> None:

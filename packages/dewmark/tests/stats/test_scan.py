@@ -200,6 +200,20 @@ def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch):
     assert peak < 4000**2 * 8 / 4  # a quarter of the one matrix that it does not make
 
 
+def test_a_chunk_is_held_once_beside_its_factor(monkeypatch):
+    """Two matrices in double precision and one in single; what is made on the way is no larger."""
+    monkeypatch.setattr(module, "BATCH", 4)
+    n = 1000
+    text = independent(np.random.default_rng(0).normal(size=n))
+    tracemalloc.start()
+    try:
+        scan(text, draws=8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (8 + 8 + 4 + 4) * n**2
+
+
 def test_pairs_that_a_scheme_counts_once_count_where_they_first_occur():
     positions = np.tile(np.arange(60), 2)
     scores = np.random.default_rng(0).normal(size=60)

@@ -156,15 +156,27 @@ def text_matrices(reading: Reading, *, limit: float) -> Iterator[TextMatrix]:
     for some in _groups(reading.texts):
         units, contexts = reading.token_rows, reading.context_rows
         rows = [(differences(pairs, units), contexts[pairs.windows]) for pairs in some]
-        wide = [(T.astype(np.float64), C * w.weights[:, None]) for w, (T, C) in zip(some, rows, strict=True)]
-        M = np.stack([T.T @ C for T, C in wide])
-        cuts = cuts_of(M, some, limit=limit)
-        for pairs, (T, C), (t, c), matrix, cut in zip(some, rows, wide, M, cuts, strict=True):
+        sums = [_sum_of_pairs(T, C, pairs.weights) for pairs, (T, C) in zip(some, rows, strict=True)]
+        cuts = cuts_of(np.stack([matrix for matrix, _ in sums]), some, limit=limit)
+        for pairs, (T, C), (matrix, energy), cut in zip(some, rows, sums, cuts, strict=True):
             F = matrix - (cut.left.T * cut.sizes) @ cut.right
             square = float(np.sum(np.square(F)))
             whole = float(np.sum(np.square(matrix)))
-            energy = float(np.sum(np.square(np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1))))
             yield TextMatrix(pairs, T, C, cut, F, square if testable(square, whole, energy) else 0.0)
+
+
+def _sum_of_pairs(T: F32, C: F32, weights: F64) -> tuple[F64, float]:
+    """M (d_T, d_C) of pairs T (N, d_T) and C (N, d_C), and Σ_i ‖w_i t_i c_iᵀ‖².
+
+    In double precision a long text's rows would take hundreds of megabytes, so it is summed part by part.
+    """
+    M, norms = np.zeros((T.shape[1], C.shape[1])), np.zeros(len(T))
+    for i in range(0, len(T), _PAIRS_AT_ONCE):
+        part = slice(i, i + _PAIRS_AT_ONCE)
+        t, c = T[part].astype(np.float64), C[part] * weights[part, None]
+        M += t.T @ c
+        norms[part] = np.linalg.norm(t, axis=1) * np.linalg.norm(c, axis=1)
+    return M, float(np.sum(np.square(norms)))
 
 
 def _groups(texts: Sequence[Pairs]) -> Iterator[Sequence[Pairs]]:

@@ -98,7 +98,9 @@ def power_series(rho: F32, coefficients: tuple[float, ...]) -> F32:
 def covariance(evidence: Evidence, rows: Index, columns: Index) -> F32:
     """The covariance over keys between the scores of two sets of pairs, (rows, columns)."""
     T, C = evidence.T, evidence.C
-    return power_series(_gram(T[rows], T[columns]) * _gram(C[rows], C[columns]), evidence.kernel)
+    rho = _gram(T[rows], T[columns])
+    rho *= _gram(C[rows], C[columns])
+    return power_series(rho, evidence.kernel)
 
 
 def cross_variance(a: Evidence, b: Evidence) -> float:

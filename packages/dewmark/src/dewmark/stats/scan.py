@@ -147,6 +147,7 @@ class Search:
             mine = mine.where(chunk.effective_length(mine) >= MIN_EFFECTIVE_LENGTH)
             kept.append(mine.shifted(begin))
             deviations.append(chunk.deviation(mine))
+            del chunk  # before the next one is made
         self.windows = _concatenate(kept)
         self._deviation = np.concatenate(deviations)
 
@@ -172,6 +173,7 @@ class Search:
                 inverse = chunk.inverse_counts(mine, max(BATCH, round(self._draws * mass)), rng)
                 crowding += mass * inverse.mean(axis=0)
                 variance += mass**2 * inverse.var(axis=0) / len(inverse)
+            del chunk
         return np.asarray(np.minimum(crowding + 2.0 * np.sqrt(variance), self.windows.share.sum()))
 
     def _chunks(self) -> Iterator[tuple[int, _Chunk]]:
@@ -432,12 +434,16 @@ class _Chunk:
         self._covariance = covariance(evidence, pairs, pairs)
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
         self._block = np.zeros((len(units) + 1, len(units) + 1))
-        inside = self._block[1:, 1:]
-        inside[...] = self._covariance[np.ix_(self._pair, self._pair)]
-        inside *= units.weight
-        inside *= units.weight[:, None]
-        np.cumsum(self._block, axis=0, out=self._block)
-        np.cumsum(self._block, axis=1, out=self._block)
+        above = self._block[0, 1:]
+        # by rows, which fit into the cache; a cumulative sum in place would copy all of it
+        for row, pair, weight in zip(self._block[1:, 1:], self._pair, units.weight, strict=True):
+            row[...] = self._covariance[pair, self._pair]
+            row *= units.weight
+            row *= weight
+            row += above
+            above = row
+        for row in self._block:
+            np.cumsum(row, out=row)
 
     def deviation(self, windows: _Windows) -> F64:
         """√Var_w, (W,), with a floor where opposite scores cancel up to rounding."""
@@ -458,8 +464,9 @@ class _Chunk:
 
         sd = self.deviation(windows)[:, None]
         # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
-        jitter = _JITTER * np.diag(np.maximum(self._pair_variance, self._pair_variance.mean()))
-        factor = cholesky(self._covariance.astype(np.float64) + jitter, lower=True, overwrite_a=True)
+        factor = np.array(self._covariance, dtype=np.float64, order="F")  # which LAPACK need not copy
+        np.einsum("ii->i", factor)[:] += _JITTER * np.maximum(self._pair_variance, self._pair_variance.mean())
+        factor = cholesky(factor, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
         out = np.empty((draws, len(_LEVELS)))
