@@ -15,6 +15,7 @@ which are all new and nearly all scored. Boundary: numbers; nothing here reads a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections import Counter
@@ -146,12 +147,15 @@ def seconds_of(query: Query, how: Examination) -> float:
 
 def seconds_of_sketch(query: Query) -> float:
     """The estimated work of comparing a text with those asked about before (`resemblance`)."""
-    return 0.001 + 25e-6 * most_words(query.text) + 1e-6 * size_of(query)
+    return 0.001 + 25e-6 * _words(query.text) + 1e-6 * size_of(query)
+
+
+_words = functools.lru_cache(maxsize=16)(most_words)  # a public text is priced twice
 
 
 def _units(query: Query, how: Examination) -> int:
     """At least as many words as the detectors see in a text and its prompt; or tokens of two bytes each."""
-    words = most_words(query.text) + most_words(query.prompt or "")
+    words = _words(query.text) + most_words(query.prompt or "")
     return (
         words if all(each.bound.scheme.host_free for each in how.tenants) else max(words, size_of(query) // 2)
     )
