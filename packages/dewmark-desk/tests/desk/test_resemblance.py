@@ -185,7 +185,8 @@ def test_comparing_has_its_turn_in_a_pool(client, monkeypatch):
     assert where == ["pool-0"]
 
 
-def test_refused_answers_count_against_the_rate(client):
+def test_refused_answers_count_against_the_rate(client, monkeypatch):
+    monkeypatch.setattr("dewmark_desk.examining.RATE_SECONDS", 1e6)  # by their number, not by their work
     head = bearer(client, "detect-public", budget=8, per_minute=10)
     statuses = [
         client.post("/v1/detect", json={"text": mixed(text(0), 0.2, i)}, headers=head).status_code
