@@ -226,6 +226,36 @@ def test_a_text_marked_throughout_is_marked_as_a_whole(host, scheme):
     assert dewmark.Detector(scheme).detect(words(host, 200, seed=5)).coverage is None
 
 
+class LawBound(NoiseBound):
+    """It has a test of its own, and counts the pairs that each use of it tested."""
+
+    def __init__(self, number: int, *, strength: float = 0.0) -> None:
+        super().__init__(number)
+        self.strength, self.tested = strength, []
+
+    def _evidence(self, text: str) -> Evidence:
+        evidence = super()._evidence(text)
+        evidence.scores[100:200] += self.strength
+        return evidence
+
+    def statistic(self, evidence, *, test):
+        self.tested.append(len(evidence))
+        return key_test(evidence)
+
+
+LawBound.__abstractmethods__ = frozenset()
+
+
+def test_only_keys_that_a_search_opens_run_their_own_test():
+    """Whether it applies is asked once, of the whole text, and under other keys not at all."""
+    keys = [LawBound(number, strength=1.0 if number == 7 else 0.0) for number in range(50)]
+    located = dewmark.locate(f"{0:-<{MIN_SEARCHED}}", keys)
+    assert {each.key_fingerprint for each in located.passages} == {keys[7].fingerprint}
+    assert [key.number for key in keys if key.tested] == [7]
+    assert keys[7].tested.index(MIN_SEARCHED) == 0
+    assert keys[7].tested.count(MIN_SEARCHED) == 1 < len(keys[7].tested)
+
+
 class RingBound(NoiseBound):
     """As many uses of one key as its number says: the search pays for each of them."""
 

@@ -353,11 +353,21 @@ class _HasLaw(Protocol):
 
 
 def _own_test(bound: BoundScheme, evidence: Evidence) -> Test:
-    """The first of the scheme's own tests that applies to this evidence, else the key test."""
+    """The first of the scheme's own tests that applies to this evidence, else the key test.
+
+    It is chosen when a passage is first tested: the search tests none of most texts under most keys.
+    """
     from dewmark.stats.key_test import key_test
 
-    if isinstance(bound, _HasLaw):
-        for name in bound.tests:
-            if bound.statistic(evidence, test=name).effective_length > 0.0:
-                return functools.partial(bound.statistic, test=name)
-    return key_test
+    @functools.cache
+    def chosen() -> Test:
+        if isinstance(bound, _HasLaw):
+            for name in bound.tests:
+                if bound.statistic(evidence, test=name).effective_length > 0.0:
+                    return functools.partial(bound.statistic, test=name)
+        return key_test
+
+    def own_test(passage: Evidence) -> Statistic:
+        return chosen()(passage)
+
+    return own_test

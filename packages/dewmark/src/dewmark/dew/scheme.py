@@ -380,6 +380,8 @@ class BoundDEW(BoundScheme):
         mine, theirs = ((b.scheme, b.reader, b.expectations) for b in (self, other))
         if mine != theirs or (self.uses is not None and self.uses.is_public):
             return None
+        if self.uses is None:
+            return scored(evidence, self.W)
         T, C = (np.asarray(rows, dtype=np.float64) for rows in (evidence.T, evidence.C))
         return scored(evidence, self._best_matrix((T * evidence.weights[:, None]).T @ C))
 
