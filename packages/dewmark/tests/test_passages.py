@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import zlib
@@ -332,6 +333,16 @@ class TestEveryLookIsPaidFor:
         )
         assert located.p_value == pytest.approx(10 * 3 * 1e-6 / 0.2, rel=1e-4)
         assert located.looks == Looks(keys=10, attempts=3, passages=True)
+
+    def test_a_searched_text_that_is_too_short_as_a_whole_is_one_of_two_versions(self, monkeypatch):
+        key = NoiseBound(0)
+        own = dataclasses.replace(result(0.5, key=key.fingerprint), verdict=Verdict.TOO_SHORT)
+        translated = Version("translated", None, [result(0.5, key=key.fingerprint)])
+        searched = [found_at(window(0, 60, 0.0015))]
+        alone, _ = judged(monkeypatch, [key], [own], searched)
+        both, _ = judged(monkeypatch, [key], [own], searched, versions=[translated])
+        assert (alone.looks.attempts, both.looks.attempts) == (1, 2)
+        assert (alone.p_value, both.p_value) == (pytest.approx(0.0075), pytest.approx(0.015))
 
 
 def test_only_keys_that_are_found_have_passages(monkeypatch):

@@ -176,7 +176,11 @@ def judge(
     for k, each in enumerate(own.detections):
         if _is_long(each) and (reading := _read(bound_of(k), own, readings.values())):
             readings[k] = reading
-    telling = sum(any(each.verdict.conclusive for each in version.detections) for version in versions)
+    # a text whose passages are searched is a look, even if the whole is too short for a verdict
+    telling = sum(
+        any(each.verdict.conclusive for each in version.detections) or (version is own and bool(readings))
+        for version in versions
+    )
     looks = Looks(max(n, keys or 1), attempts * max(telling, 1), passages=bool(readings))
     level = level_of_key(fpr, looks)
     for k, reading in readings.items():
