@@ -345,6 +345,18 @@ class TestEveryLookIsPaidFor:
         assert (alone.p_value, both.p_value) == (pytest.approx(0.0075), pytest.approx(0.015))
 
 
+def test_a_text_has_one_p_value_at_all_levels(one_search):
+    """Passages of unmarked and of weakly marked texts count alike, whatever the level."""
+    searches_decide = 0
+    for i in range(60):
+        key, text = LawBound(i, strength=0.3 * (i % 2)), f"{i:-<{MIN_SEARCHED}}"
+        found = [dewmark.locate(text, key, fpr=level) for level in (1e-3, 0.01, 0.05, 0.1, 0.2, 0.5)]
+        assert len({each.p_value for each in found}) == 1
+        assert all(each.is_marked == (each.p_value <= each.fpr) for each in found)
+        searches_decide += found[0].p_value < found[0].detection.p_value / 0.8
+    assert searches_decide >= 3
+
+
 def test_only_keys_that_are_found_have_passages(monkeypatch):
     """A window at its key's level is no passage of a key whose own p-value is above the level."""
     keys = [NoiseBound(0), NoiseBound(1)]

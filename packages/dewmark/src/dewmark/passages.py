@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Located", "Version", "judge", "judge_texts", "locate"]
 
 _KNOWN_P = 0.05
-"""Up to here a search gives its p-value whatever the level is; a larger one counts as 1."""
+"""The highest level of a search. Up to here it gives its p-value whatever the level is; a larger one counts
+as 1, so that a text has one p-value at all levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +183,13 @@ def judge(
         for version in versions
     )
     looks = Looks(max(n, keys or 1), attempts * max(telling, 1), passages=bool(readings))
-    level = level_of_key(fpr, looks)
+    level = level_of_key(min(fpr, _KNOWN_P), looks)
     for k, reading in readings.items():
         each = own.detections[k]
         significant = each.verdict.conclusive and each.p_value <= level * WHOLE_SHARE
         # the share of a whole text that is significant passes to the search
         reading.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / reading.hypotheses
-    known = level_of_key(max(fpr, _KNOWN_P), looks) * (1.0 - WHOLE_SHARE)
+    known = level_of_key(_KNOWN_P, looks) * (1.0 - WHOLE_SHARE)
     founds = _search(readings, level, known)
     searches = {k: min(found.p_value * readings[k].hypotheses, 1.0) for k, found in founds.items()}
     results = [each for version in versions for each in version.detections]
