@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import zlib
@@ -226,6 +227,36 @@ def test_a_text_marked_throughout_is_marked_as_a_whole(host, scheme):
     assert dewmark.Detector(scheme).detect(words(host, 200, seed=5)).coverage is None
 
 
+class LawBound(NoiseBound):
+    """It has a test of its own, and counts the pairs that each use of it tested."""
+
+    def __init__(self, number: int, *, strength: float = 0.0) -> None:
+        super().__init__(number)
+        self.strength, self.tested = strength, []
+
+    def _evidence(self, text: str) -> Evidence:
+        evidence = super()._evidence(text)
+        evidence.scores[100:200] += self.strength
+        return evidence
+
+    def statistic(self, evidence, *, test):
+        self.tested.append(len(evidence))
+        return key_test(evidence)
+
+
+LawBound.__abstractmethods__ = frozenset()
+
+
+def test_only_keys_that_a_search_opens_run_their_own_test():
+    """Whether it applies is asked once, of the whole text, and under other keys not at all."""
+    keys = [LawBound(number, strength=1.0 if number == 7 else 0.0) for number in range(50)]
+    located = dewmark.locate(f"{0:-<{MIN_SEARCHED}}", keys)
+    assert {each.key_fingerprint for each in located.passages} == {keys[7].fingerprint}
+    assert [key.number for key in keys if key.tested] == [7]
+    assert keys[7].tested.index(MIN_SEARCHED) == 0
+    assert keys[7].tested.count(MIN_SEARCHED) == 1 < len(keys[7].tested)
+
+
 class RingBound(NoiseBound):
     """As many uses of one key as its number says: the search pays for each of them."""
 
@@ -302,6 +333,28 @@ class TestEveryLookIsPaidFor:
         )
         assert located.p_value == pytest.approx(10 * 3 * 1e-6 / 0.2, rel=1e-4)
         assert located.looks == Looks(keys=10, attempts=3, passages=True)
+
+    def test_a_searched_text_that_is_too_short_as_a_whole_is_one_of_two_versions(self, monkeypatch):
+        key = NoiseBound(0)
+        own = dataclasses.replace(result(0.5, key=key.fingerprint), verdict=Verdict.TOO_SHORT)
+        translated = Version("translated", None, [result(0.5, key=key.fingerprint)])
+        searched = [found_at(window(0, 60, 0.0015))]
+        alone, _ = judged(monkeypatch, [key], [own], searched)
+        both, _ = judged(monkeypatch, [key], [own], searched, versions=[translated])
+        assert (alone.looks.attempts, both.looks.attempts) == (1, 2)
+        assert (alone.p_value, both.p_value) == (pytest.approx(0.0075), pytest.approx(0.015))
+
+
+def test_a_text_has_one_p_value_at_all_levels(one_search):
+    """Passages of unmarked and of weakly marked texts count alike, whatever the level."""
+    searches_decide = 0
+    for i in range(60):
+        key, text = LawBound(i, strength=0.3 * (i % 2)), f"{i:-<{MIN_SEARCHED}}"
+        found = [dewmark.locate(text, key, fpr=level) for level in (1e-3, 0.01, 0.05, 0.1, 0.2, 0.5)]
+        assert len({each.p_value for each in found}) == 1
+        assert all(each.is_marked == (each.p_value <= each.fpr) for each in found)
+        searches_decide += found[0].p_value < found[0].detection.p_value / 0.8
+    assert searches_decide >= 3
 
 
 def test_only_keys_that_are_found_have_passages(monkeypatch):

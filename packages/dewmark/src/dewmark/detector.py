@@ -24,7 +24,7 @@ from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.opening import load_scheme, open_reader
-from dewmark.passages import Located, Version, judge, judge_texts, locate
+from dewmark.passages import Located, judge_texts, locate
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, State, for_languages, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
@@ -220,12 +220,14 @@ def detect_texts(
     test: str | None = None,
 ) -> list[Detection]:
     """The verdicts of `Detector.detect_batch`; a blank text is too short for one, instead of an error."""
-    found = score_texts(bound, texts, prompts=prompts, fpr=fpr, test=test)
-    starts = [None] * len(texts) if prompts is None else prompts
-    return [
-        judge([Version(text, prompt, [each])], lambda _: bound, fpr=fpr, explain=False).judged
-        for text, prompt, each in zip(texts, starts, found, strict=True)
-    ]
+
+    def score(written: Sequence[int]) -> list[Detection]:
+        starts = None if prompts is None else [prompts[i] for i in written]
+        some = [texts[i] for i in written]
+        found = judge_texts(bound, some, prompts=starts, fpr=fpr, test=test, explain=False)
+        return [each.judged for each in found]
+
+    return skip_blank(texts, score, lambda: blank_detection(bound, fpr=fpr, test=test))
 
 
 def score_texts(

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_HOST", "OpenKeys", "identify", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
+_BOUND_KEPT = 1024  # 64 MB of dew's matrices
 
 
 @checked
@@ -114,6 +115,8 @@ class OpenKeys:
         self._scheme = chosen_scheme(scheme, settings, keys)
         self._reader = _reader_of(self._scheme, reader, host, tokenizer, progress)
         self._host, self._workspace = _surroundings(self._scheme, host, tokenizer, progress)
+        # drawing a key's numbers takes longer than looking for them in a text
+        self.bound = functools.lru_cache(maxsize=_BOUND_KEPT)(self._bound)
 
     def score(
         self,
@@ -134,7 +137,7 @@ class OpenKeys:
             for language, row in zip(policy.read(texts), rows, strict=True)
         ]
 
-    def bound(self, number: int) -> BoundScheme:
+    def _bound(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
         bound = self._scheme.bind(self._keys[number], self._host, self._workspace)
         return bound if self._reader is None else bound.reading_with(self._reader)

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Located", "Version", "judge", "judge_texts", "locate"]
 
 _KNOWN_P = 0.05
-"""Up to here a search gives its p-value whatever the level is; a larger one counts as 1."""
+"""The highest level of a search. Up to here it gives its p-value whatever the level is; a larger one counts
+as 1, so that a text has one p-value at all levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +177,19 @@ def judge(
     for k, each in enumerate(own.detections):
         if _is_long(each) and (reading := _read(bound_of(k), own, readings.values())):
             readings[k] = reading
-    telling = sum(any(each.verdict.conclusive for each in version.detections) for version in versions)
+    # a text whose passages are searched is a look, even if the whole is too short for a verdict
+    telling = sum(
+        any(each.verdict.conclusive for each in version.detections) or (version is own and bool(readings))
+        for version in versions
+    )
     looks = Looks(max(n, keys or 1), attempts * max(telling, 1), passages=bool(readings))
-    level = level_of_key(fpr, looks)
+    level = level_of_key(min(fpr, _KNOWN_P), looks)
     for k, reading in readings.items():
         each = own.detections[k]
         significant = each.verdict.conclusive and each.p_value <= level * WHOLE_SHARE
         # the share of a whole text that is significant passes to the search
         reading.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / reading.hypotheses
-    known = level_of_key(max(fpr, _KNOWN_P), looks) * (1.0 - WHOLE_SHARE)
+    known = level_of_key(_KNOWN_P, looks) * (1.0 - WHOLE_SHARE)
     founds = _search(readings, level, known)
     searches = {k: min(found.p_value * readings[k].hypotheses, 1.0) for k, found in founds.items()}
     results = [each for version in versions for each in version.detections]
@@ -353,11 +358,21 @@ class _HasLaw(Protocol):
 
 
 def _own_test(bound: BoundScheme, evidence: Evidence) -> Test:
-    """The first of the scheme's own tests that applies to this evidence, else the key test."""
+    """The first of the scheme's own tests that applies to this evidence, else the key test.
+
+    It is chosen when a passage is first tested: the search tests none of most texts under most keys.
+    """
     from dewmark.stats.key_test import key_test
 
-    if isinstance(bound, _HasLaw):
-        for name in bound.tests:
-            if bound.statistic(evidence, test=name).effective_length > 0.0:
-                return functools.partial(bound.statistic, test=name)
-    return key_test
+    @functools.cache
+    def chosen() -> Test:
+        if isinstance(bound, _HasLaw):
+            for name in bound.tests:
+                if bound.statistic(evidence, test=name).effective_length > 0.0:
+                    return functools.partial(bound.statistic, test=name)
+        return key_test
+
+    def own_test(passage: Evidence) -> Statistic:
+        return chosen()(passage)
+
+    return own_test

@@ -7,7 +7,7 @@ of the text, and corrects the best of it for all `Looks`:
 - Unmarked text does not depend on any key, so its results under several keys are independent, and Šidák's
   correction 1 − (1 − p)^keys is exact.
 - Versions of a text (translations back, edits) depend on each other, so that Bonferroni's bound holds. Only
-  versions that allow a verdict count; whether they do never depends on a key.
+  versions that allow a verdict or are searched count; whether they do never depends on a key.
 - A text of `MIN_SEARCHED` scored units or more may hold a marked part and an unmarked one. Its passages are
   searched as well: the whole text has `WHOLE_SHARE` of the level and the search the rest. Nothing but the
   text decides whether it is searched, so every door gives the same p-value.

@@ -14,7 +14,7 @@ from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.expectations import open_reader
 from dewmark.hosts.fake import FakeHost
-from dewmark.opening import load_scheme
+from dewmark.opening import OpenKeys, load_scheme
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 
@@ -101,3 +101,13 @@ def test_the_correction_makes_the_smallest_p_uniform(host, bag_encoder) -> None:
 def test_no_key_is_an_error(host) -> None:
     with pytest.raises(dewmark.DewmarkError, match="no key"):
         dewmark.identify([TEXT], [], host=host.info)
+
+
+def test_a_key_is_bound_once_for_all_texts(monkeypatch) -> None:
+    """Each long text is searched under every key, whose numbers take longer to draw than to look for."""
+    bound, bind = [], DEW.bind
+    monkeypatch.setattr(DEW, "bind", lambda self, key, *rest: bound.append(key) or bind(self, key, *rest))
+    opened = OpenKeys(KEYS)
+    schemes = [[opened.bound(number) for number in range(len(KEYS))] for _ in range(3)]
+    assert bound == KEYS
+    assert [each.fingerprint for each in schemes[-1]] == [key.fingerprint for key in KEYS]

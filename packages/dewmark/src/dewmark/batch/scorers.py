@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,6 +219,7 @@ class Scorer:
         # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
         many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
         self.batch_size = max(_BATCH_SIZE, many)
+        keyed = [group for group in groups if group.keys]
         self._open = [
             OpenKeys(
                 list(group.keys.values()),
@@ -227,8 +229,12 @@ class Scorer:
                 reader=group.bound.expectations,
                 progress=progress,
             )
-            for group in groups
-            if group.keys
+            for group in keyed
+        ]
+        self._bounds = [
+            functools.partial(opened.bound, number)
+            for group, opened in zip(keyed, self._open, strict=True)
+            for number in range(len(group.keys))
         ]
 
     def __call__(self, batch: Sequence[Document]) -> list[Scored]:
@@ -284,11 +290,7 @@ class Scorer:
 
     def _bound_of(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""
-        for group, opened in zip(self._groups, self._open, strict=False):
-            if number < len(group.keys):
-                return opened.bound(number)
-            number -= len(group.keys)
-        return self.bound
+        return self._bounds[number]() if self._bounds else self.bound
 
     def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
         spec = self._spec
