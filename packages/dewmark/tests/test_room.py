@@ -208,6 +208,20 @@ def test_what_never_leaves_a_choice_is_refused(bind, host, fields) -> None:
         host.generate([PROMPT], scheme=bind(), seeds=[1], decoding=Decoding(**fields))
 
 
+@pytest.mark.parametrize("name", ["transformers-kgw", "vllm-sbw"])
+def test_a_bias_is_not_measured(bind, host, name) -> None:
+    """It raises unlikely tokens, whose g is large, wherever there is next to no choice, too."""
+    bound, decoding = bind(name), Decoding(max_new_tokens=20)
+    (made,) = host.generate([PROMPT], scheme=bound, seeds=[1], decoding=decoding)
+    assert (made.room, made.unmarked, made.marked) == (None, None, True)
+    for scheme in (bound, policed(bound, Policy())):
+        marker = session_rows(scheme, CPU)
+        row = marker.open([5, 6], [], seed=1, decoding=decoding)
+        row.written.append(int(marker.mark([row], torch.zeros(1, 400)).argmax()))
+        assert marker.room(row) is None
+        assert marker.room(marker.fork(row, list(row.written), seed=1)) is None
+
+
 def test_what_is_not_measured_counts_as_marked(bind, host) -> None:
     (made,) = host.generate([PROMPT], scheme=None, seeds=[1], decoding=Decoding(max_new_tokens=5))
     assert (made.room, made.unmarked, made.marked) == (None, None, False)

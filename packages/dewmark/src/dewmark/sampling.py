@@ -228,7 +228,8 @@ def draw(
     if session is not None and final:
         assert input_ids is not None
         drawn = _drawn(session(input_ids, scores), decoding, noise, step)
-        session.measure(log_probability(scores, drawn[0]))
+        if session.unbiased:
+            session.measure(log_probability(scores, drawn[0]))
         return drawn
     return _drawn(scores, decoding, noise, step)
 
@@ -420,6 +421,9 @@ class Session(ABC):
         ``scores`` (batch, vocab) holds the host's logits for the next token, before temperature and filters
         or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
         """
+
+    unbiased: bool = True
+    """Whether a session of the final distribution keeps it over keys: else its tokens do not tell the room."""
 
     _room: Tensor | None = None
 
