@@ -18,7 +18,7 @@ from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy, policed
 from dewmark.registry import SCHEMES
-from dewmark.room import NO_ROOM, Room, Written, gain, log_probability
+from dewmark.room import NO_ROOM, Room, Written, gain, log_probability, rooms_of
 from dewmark.sampling import RandomStreams, draw, race, warp
 from dewmark.scheme import BoundScheme
 from dewmark.serving_rows import open_rows, session_rows
@@ -144,25 +144,35 @@ def test_hosts_streams_and_engines_count_the_same(bind, host, name) -> None:
             assert marker.room(marker.fork(row, written, seed=1)) == counted
 
 
-def test_rows_that_ended_and_tokens_that_a_policy_spares_do_not_count(bind, host) -> None:
+def test_rows_that_ended_do_not_count(bind, host) -> None:
     bound = bind()
     ended = host.complete([PROMPT, "rain"], scheme=bound, seeds=[1, 2], decoding=Decoding(max_new_tokens=60))
     for row in ended:
         assert row.room.steps <= len(row) + 1
-    spared = policed(bound, Policy(numbers=False))
-    session = spared.session(torch.tensor([[5, 6]]), seeds=[1])
-    session._spares = lambda written: [True]
-    noise = RandomStreams([1], device=CPU)
-    draw(
-        torch.zeros(1, 400),
-        Decoding(),
-        noise,
-        0,
-        session=session,
-        input_ids=torch.tensor([[5, 6]]),
-        final=True,
-    )
-    assert session.room() is None or float(session.room().sum()) == 0.0
+
+
+@pytest.mark.parametrize("name", ["dew", "vllm-sbw", "transformers-kgw"])
+def test_a_text_that_a_policy_spares_as_a_whole_is_unmarked_alone_and_beside_others(bind, host, name) -> None:
+    bound, decoding = bind(name), Decoding(max_new_tokens=40)
+    short = policed(bound, Policy(least_tokens=50))
+    made = host.generate([PROMPT, "rain"], scheme=short, seeds=[1, 2], decoding=decoding)
+    assert [each.unmarked for each in made] == [NO_ROOM, NO_ROOM]
+    ids = torch.tensor([[5, 6]])
+    for spared in ([True], [True, False]):
+        rows = len(spared)
+        session = policed(bound, Policy(numbers=False)).session(ids.expand(rows, 2), seeds=range(rows))
+        session._spares = lambda written, spared=spared: spared
+        written, noise = ids.expand(rows, 2), RandomStreams(range(rows), device=CPU)
+        for step in range(20):
+            chosen, _ = draw(
+                torch.zeros(rows, 400), decoding, noise, step, session=session, input_ids=written, final=True
+            )
+            written = torch.cat((written, chosen.unsqueeze(1)), dim=1)
+        first, *others = rooms_of(session.room(), rows)
+        assert first == Room(0.0, 0.0)
+        assert bound.unmarked_reason(first) == NO_ROOM
+        for other in others:
+            assert (other is None) == (name != "dew")
 
 
 FIELDS = [  # extremes of every field of `Decoding`

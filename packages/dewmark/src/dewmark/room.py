@@ -35,7 +35,7 @@ from dewmark.verdict import least_length
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_ROOM", "Room", "Written", "gain", "gains_on", "log_probability", "race_moments"]
+__all__ = ["NO_ROOM", "Room", "Written", "gain", "gains_on", "log_probability", "race_moments", "rooms_of"]
 
 NO_ROOM = "no_room"
 """Why a text carries no mark that could be found: its decoding left too little to choose."""
@@ -60,6 +60,16 @@ class Room(NamedTuple):
     def suffices(self, *, fpr: float, reader: object = None) -> bool:
         """Whether a text can be found at this level, by a detector with this reader."""
         return self.z >= -float(ndtri(fpr)) and self.steps >= least_length(reader)
+
+
+def rooms_of(counted: torch.Tensor | None, rows: int) -> list[Room | None]:
+    """What sessions counted (rows, 2), row by row; None where nothing is known, which is NaN in the tensor.
+
+    Waits for the device.
+    """
+    if counted is None:
+        return [None] * rows
+    return [None if math.isnan(gain) else Room(gain, steps) for gain, steps in counted.tolist()]
 
 
 class Written(list[int]):

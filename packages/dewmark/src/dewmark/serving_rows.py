@@ -14,7 +14,7 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.room import Room
+from dewmark.room import Room, rooms_of
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
 from dewmark.scheme import BoundScheme
 
@@ -111,7 +111,7 @@ class SessionRows(Rows):
         counted = None if row.session is None else row.session.room()
         if counted is None:
             return None
-        return Room(*(counted if row.skipped is None else counted - row.skipped)[0].tolist())
+        return rooms_of(counted if row.skipped is None else counted - row.skipped, 1)[0]
 
     def _mark(self, row: _SessionRow, scores: torch.Tensor) -> torch.Tensor:
         step, start = len(row.written), len(row.prompt)
