@@ -21,7 +21,7 @@ from dewmark.registry import SCHEMES
 from dewmark.room import NO_ROOM, Room, Written, gain, log_probability, rooms_of
 from dewmark.sampling import RandomStreams, draw, race, warp
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import open_rows, session_rows
+from dewmark.serving_rows import Row, Rows, open_rows, session_rows
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 
@@ -140,8 +140,36 @@ def test_hosts_streams_and_engines_count_the_same(bind, host, name) -> None:
         assert written == rows[0]
         counted = marker.room(row)
         assert counted == pytest.approx(rows[0].room, abs=1e-3)
-        if marker.fork(row, written, seed=1) and open_ is open_rows and name == "dew":
-            assert marker.room(marker.fork(row, written, seed=1)) == counted
+        assert marker.room(marker.fork(row, list(written), seed=1)) == counted
+
+
+@pytest.mark.parametrize("name", ["vllm-gumbel", "transformers-synthid"])
+def test_rows_count_across_forks_and_steps_taken_back(bind, name) -> None:
+    """Speculative decoding forks at every draft, and an engine takes rejected drafts back."""
+    bound, decoding = bind(name), Decoding()
+
+    def written(marker: Rows, row: Row, steps: int) -> None:
+        for _ in range(steps):
+            logits = 2.0 * torch.randn(1, 400, generator=torch.Generator().manual_seed(len(row.written)))
+            row.written.append(int(marker.mark([row], logits).argmax()))
+
+    straight = session_rows(bound, CPU)
+    whole = straight.open([5, 6], [], seed=1, decoding=decoding)
+    written(straight, whole, 40)
+    marker = session_rows(bound, CPU)
+    row = marker.open([5, 6], [], seed=1, decoding=decoding)
+    for _ in range(4):
+        written(marker, row, 10)
+        row = marker.fork(row, list(row.written), seed=1)
+        draft = marker.fork(row, list(row.written), seed=1)
+        written(marker, draft, 3)
+        del draft.written[-3:]
+        written(marker, draft, 2)
+        assert draft.written[:-2] == row.written
+        del draft.written[-2:]
+        row = marker.fork(draft, list(draft.written), seed=1)
+    assert row.written == whole.written
+    assert marker.room(row) == pytest.approx(straight.room(whole), abs=1e-3)
 
 
 def test_rows_that_ended_do_not_count(bind, host) -> None:

@@ -423,7 +423,7 @@ class Session(ABC):
         """
 
     unbiased: bool = True
-    """Whether a session of the final distribution keeps it over keys: else its tokens do not tell the room."""
+    """False if a bias shifts the final distribution, so that the tokens do not tell the room."""
 
     _room: Tensor | None = None
 
