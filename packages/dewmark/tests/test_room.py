@@ -18,10 +18,10 @@ from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy, policed
 from dewmark.registry import SCHEMES
-from dewmark.room import NO_ROOM, Room, Written, gain, log_probability
+from dewmark.room import NO_ROOM, Room, Written, gain, log_probability, rooms_of
 from dewmark.sampling import RandomStreams, draw, race, warp
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import open_rows, session_rows
+from dewmark.serving_rows import Row, Rows, open_rows, session_rows
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 
@@ -140,29 +140,67 @@ def test_hosts_streams_and_engines_count_the_same(bind, host, name) -> None:
         assert written == rows[0]
         counted = marker.room(row)
         assert counted == pytest.approx(rows[0].room, abs=1e-3)
-        if marker.fork(row, written, seed=1) and open_ is open_rows and name == "dew":
-            assert marker.room(marker.fork(row, written, seed=1)) == counted
+        assert marker.room(marker.fork(row, list(written), seed=1)) == counted
 
 
-def test_rows_that_ended_and_tokens_that_a_policy_spares_do_not_count(bind, host) -> None:
+@pytest.mark.parametrize("name", ["vllm-gumbel", "transformers-synthid"])
+def test_rows_count_across_forks_and_steps_taken_back(bind, name) -> None:
+    """Speculative decoding forks at every draft, and an engine takes rejected drafts back."""
+    bound, decoding = bind(name), Decoding()
+
+    def written(marker: Rows, row: Row, steps: int) -> None:
+        for _ in range(steps):
+            logits = 2.0 * torch.randn(1, 400, generator=torch.Generator().manual_seed(len(row.written)))
+            row.written.append(int(marker.mark([row], logits).argmax()))
+
+    straight = session_rows(bound, CPU)
+    whole = straight.open([5, 6], [], seed=1, decoding=decoding)
+    written(straight, whole, 40)
+    marker = session_rows(bound, CPU)
+    row = marker.open([5, 6], [], seed=1, decoding=decoding)
+    for _ in range(4):
+        written(marker, row, 10)
+        row = marker.fork(row, list(row.written), seed=1)
+        draft = marker.fork(row, list(row.written), seed=1)
+        written(marker, draft, 3)
+        del draft.written[-3:]
+        written(marker, draft, 2)
+        assert draft.written[:-2] == row.written
+        del draft.written[-2:]
+        row = marker.fork(draft, list(draft.written), seed=1)
+    assert row.written == whole.written
+    assert marker.room(row) == pytest.approx(straight.room(whole), abs=1e-3)
+
+
+def test_rows_that_ended_do_not_count(bind, host) -> None:
     bound = bind()
     ended = host.complete([PROMPT, "rain"], scheme=bound, seeds=[1, 2], decoding=Decoding(max_new_tokens=60))
     for row in ended:
         assert row.room.steps <= len(row) + 1
-    spared = policed(bound, Policy(numbers=False))
-    session = spared.session(torch.tensor([[5, 6]]), seeds=[1])
-    session._spares = lambda written: [True]
-    noise = RandomStreams([1], device=CPU)
-    draw(
-        torch.zeros(1, 400),
-        Decoding(),
-        noise,
-        0,
-        session=session,
-        input_ids=torch.tensor([[5, 6]]),
-        final=True,
-    )
-    assert session.room() is None or float(session.room().sum()) == 0.0
+
+
+@pytest.mark.parametrize("name", ["dew", "vllm-sbw", "transformers-kgw"])
+def test_a_text_that_a_policy_spares_as_a_whole_is_unmarked_alone_and_beside_others(bind, host, name) -> None:
+    bound, decoding = bind(name), Decoding(max_new_tokens=40)
+    short = policed(bound, Policy(least_tokens=50))
+    made = host.generate([PROMPT, "rain"], scheme=short, seeds=[1, 2], decoding=decoding)
+    assert [each.unmarked for each in made] == [NO_ROOM, NO_ROOM]
+    ids = torch.tensor([[5, 6]])
+    for spared in ([True], [True, False]):
+        rows = len(spared)
+        session = policed(bound, Policy(numbers=False)).session(ids.expand(rows, 2), seeds=range(rows))
+        session._spares = lambda written, spared=spared: spared
+        written, noise = ids.expand(rows, 2), RandomStreams(range(rows), device=CPU)
+        for step in range(20):
+            chosen, _ = draw(
+                torch.zeros(rows, 400), decoding, noise, step, session=session, input_ids=written, final=True
+            )
+            written = torch.cat((written, chosen.unsqueeze(1)), dim=1)
+        first, *others = rooms_of(session.room(), rows)
+        assert first == Room(0.0, 0.0)
+        assert bound.unmarked_reason(first) == NO_ROOM
+        for other in others:
+            assert (other is None) == (name != "dew")
 
 
 FIELDS = [  # extremes of every field of `Decoding`
@@ -206,6 +244,20 @@ def test_what_says_marked_is_found_and_what_is_not_found_says_so(bind, host, fie
 def test_what_never_leaves_a_choice_is_refused(bind, host, fields) -> None:
     with pytest.raises(ConfigError, match="always takes the likeliest token, and dew puts its mark"):
         host.generate([PROMPT], scheme=bind(), seeds=[1], decoding=Decoding(**fields))
+
+
+@pytest.mark.parametrize("name", ["transformers-kgw", "vllm-sbw"])
+def test_a_bias_is_not_measured(bind, host, name) -> None:
+    """It raises unlikely tokens, whose g is large, wherever there is next to no choice, too."""
+    bound, decoding = bind(name), Decoding(max_new_tokens=20)
+    (made,) = host.generate([PROMPT], scheme=bound, seeds=[1], decoding=decoding)
+    assert (made.room, made.unmarked, made.marked) == (None, None, True)
+    for scheme in (bound, policed(bound, Policy())):
+        marker = session_rows(scheme, CPU)
+        row = marker.open([5, 6], [], seed=1, decoding=decoding)
+        row.written.append(int(marker.mark([row], torch.zeros(1, 400)).argmax()))
+        assert marker.room(row) is None
+        assert marker.room(marker.fork(row, list(row.written), seed=1)) is None
 
 
 def test_what_is_not_measured_counts_as_marked(bind, host) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
 
+from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
+from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.entropy import BoundEWD
 from dewmark_lab.schemes.green.green_list import GreenBound
@@ -255,3 +257,19 @@ def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.Monke
 def test_detection_without_a_host_names_the_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match="runs a language model to detect"):
         bind(name).detect(numbers(40))
+
+
+@pytest.mark.parametrize("inner", ["morphmark", "exp"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_bias_is_not_measured_alone_or_in_a_pool(inner: str, pooled: bool, bag_encoder, tmp_path) -> None:
+    """Its tokens are unlikely because the key raised them, not because there was a choice."""
+    host = FakeHost(256)
+    scheme = (
+        SCHEMES["waterpool"]().with_settings({"inner": inner, "pool": "memory"})
+        if pooled
+        else SCHEMES[inner]()
+    )
+    bound = scheme.bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    decoding = Decoding(max_new_tokens=20, min_new_tokens=20)
+    (made,) = host.generate(["the old bridge"], scheme=bound, seeds=[1], decoding=decoding)
+    assert (made.room is None) == (inner == "morphmark")

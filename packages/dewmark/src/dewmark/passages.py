@@ -121,9 +121,15 @@ def locate(
     ``attempts`` counts the versions of this text (translations, other readings) that you look at. Raises
     `ConfigError` if the scheme does not find passages.
     """
-    bounds = [bound] if isinstance(bound, BoundScheme) else list(bound)
+    bounds = list(bound) if isinstance(bound, Iterable) else [bound]
     if not bounds:
         raise ConfigError("no key to look for: give at least one")
+    for each in bounds:
+        if not isinstance(each, BoundScheme):
+            kind = type(each).__name__
+            raise ConfigError(
+                f"bound must be a scheme with its key, or several (load_scheme(key)), got {kind}"
+            )
     detections = [each.detect(text, prompt=prompt, fpr=fpr) for each in bounds]
     found = judge([Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts)
     check_searched(found, bounds[0], text)

@@ -14,7 +14,8 @@ only the share α of the noise comes from the key. Over keys, the text is found 
 A text has no room for its mark if this is below what its level asks for, Φ⁻¹(1 − level), so that it would be
 missed more often than found, or if N is too small for any verdict (`dewmark.verdict`). Such texts are
 reported as ``unmarked: no_room``. p is the probability after temperature and filters. For schemes that add a
-bias to the host's own logits nothing is measured: they mark what is drawn without a choice, too.
+bias to the logits (the host's own, or after temperature and filters) nothing is measured: the bias raises
+unlikely tokens, and marks what would be drawn without a choice, too.
 
 Boundary: probabilities in, a number and a reason out. Which steps could carry the mark, the sessions say.
 """
@@ -33,7 +34,7 @@ from dewmark.verdict import least_length
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_ROOM", "Room", "Written", "gain", "gains_on", "log_probability", "race_moments"]
+__all__ = ["NO_ROOM", "Room", "Written", "gain", "gains_on", "log_probability", "race_moments", "rooms_of"]
 
 NO_ROOM = "no_room"
 """Why a text carries no mark that could be found: its decoding left too little to choose."""
@@ -60,6 +61,16 @@ class Room(NamedTuple):
         from scipy.special import ndtri
 
         return self.z >= -float(ndtri(fpr)) and self.steps >= least_length(reader)
+
+
+def rooms_of(counted: torch.Tensor | None, rows: int) -> list[Room | None]:
+    """What sessions counted (rows, 2), row by row; None where nothing is known, which is NaN in the tensor.
+
+    Waits for the device.
+    """
+    if counted is None:
+        return [None] * rows
+    return [None if math.isnan(gain) else Room(gain, steps) for gain, steps in counted.tolist()]
 
 
 class Written(list[int]):

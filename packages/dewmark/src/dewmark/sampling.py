@@ -228,7 +228,8 @@ def draw(
     if session is not None and final:
         assert input_ids is not None
         drawn = _drawn(session(input_ids, scores), decoding, noise, step)
-        session.measure(log_probability(scores, drawn[0]))
+        if session.unbiased:
+            session.measure(log_probability(scores, drawn[0]))
         return drawn
     return _drawn(scores, decoding, noise, step)
 
@@ -421,12 +422,15 @@ class Session(ABC):
         or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
         """
 
+    unbiased: bool = True
+    """False if a bias shifts the final distribution, so that the tokens do not tell the room."""
+
     _room: Tensor | None = None
 
     def room(self) -> Tensor | None:
         """Σ g(p) of the texts so far and the steps that could carry the mark, (batch, 2); None if unknown.
 
-        `dewmark.room` says what it is.
+        `dewmark.room` says what it is. A row of which nothing is known is NaN.
         """
         return self._room
 
@@ -498,16 +502,17 @@ class SparingSession(ChoosingSession):
     measures = True
 
     def _count(self, spared: Tensor, before: Tensor | None) -> None:
-        """Add what the marking session counted in this step, where the token was not spared."""
-        after = self._session.room()
-        if after is not None:
-            new = after if before is None else after - before
-            new = new.masked_fill(spared.to(after.device).unsqueeze(1), 0.0)
-            self._room = new if self._room is None else self._room + new
+        """Add what the marking session counted in this step, if anything, where the token was not spared."""
+        counted, after = self._room, self._session.room()
+        assert counted is not None
+        new = counted * math.nan if after is None else after if before is None else after - before
+        new = new.to(counted.device).masked_fill(spared.to(counted.device).unsqueeze(1), 0.0)
+        self._room = counted + new
 
     def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         if self._noise is None:
             self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
+            self._room = torch.zeros((len(scores), 2), device=scores.device)
         step = input_ids.shape[1] - self._start
         plain, sound = draw(scores, decoding, self._noise, step)
         if self._exempts(decoding):

@@ -6,15 +6,17 @@ known here (`dewmark.hosts.engines`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.room import Room
+from dewmark.room import Room, rooms_of
 from dewmark.sampling import RandomStreams, Session, draw, one_hot_logits
 from dewmark.scheme import BoundScheme
 
@@ -82,9 +84,13 @@ class _SessionRow(Row):
     """A row with a session of its own, called once for every step of the text."""
 
     session: Session | None = None
-    skipped: torch.Tensor | None = None  # what the session counted of steps taken elsewhere
     steps = 0
     noise: RandomStreams | None = None
+    counted: Mapping[int, torch.Tensor] = MappingProxyType({})  # what each step left to the mark, (1, 2)
+
+    def counted_before(self, step: int) -> dict[int, torch.Tensor]:
+        """What the steps before this one left to the mark: the others were taken back."""
+        return {at: room for at, room in self.counted.items() if at < step}
 
 
 OpenSession = Callable[[torch.Tensor, int], Session]
@@ -106,12 +112,18 @@ class SessionRows(Rows):
             marked.append(self._mark(row, scores[i : i + 1]))
         return torch.cat(marked)
 
+    def fork(self, row: Row, written: Sequence[int], *, seed: int) -> Row:
+        fork = super().fork(row, written, seed=seed)
+        assert isinstance(row, _SessionRow)
+        assert isinstance(fork, _SessionRow)
+        fork.counted = row.counted_before(len(written))
+        return fork
+
     def room(self, row: Row) -> Room | None:
         assert isinstance(row, _SessionRow)
-        counted = None if row.session is None else row.session.room()
-        if counted is None:
-            return None
-        return Room(*(counted if row.skipped is None else counted - row.skipped)[0].tolist())
+        counted = [torch.zeros(1, 2), *row.counted.values()]
+        total = torch.cat([each.to(self._device) for each in counted]).sum(dim=0, keepdim=True)
+        return rooms_of(total, 1)[0]
 
     def _mark(self, row: _SessionRow, scores: torch.Tensor) -> torch.Tensor:
         step, start = len(row.written), len(row.prompt)
@@ -119,22 +131,25 @@ class SessionRows(Rows):
         session = row.session
         if session is None or step < row.steps:  # the engine discarded steps: begin again
             session = row.session = self._open_session(ids[:, :start], row.seed)
-            row.steps, row.skipped = 0, None
-        if row.steps < step:  # steps taken elsewhere: a session's memory depends on the ids alone
-            before = session.room()
-            for at in range(row.steps, step):
-                session(ids[:, : start + at], torch.zeros_like(scores))
-            if (after := session.room()) is not None:
-                new = after if before is None else after - before
-                row.skipped = new if row.skipped is None else row.skipped + new
-            row.steps = step
-        row.steps += 1
-        if not self._final:
-            return session(ids, scores)
-        if row.noise is None:
-            row.noise = RandomStreams([row.seed], device=self._device)
-        choice = draw(scores, row.decoding, row.noise, step, session=session, input_ids=ids, final=True)
-        return one_hot_logits(scores, choice)
+            row.steps = 0
+        for at in range(row.steps, step):  # steps taken elsewhere: its memory depends on the ids alone
+            session(ids[:, : start + at], torch.zeros_like(scores))
+        row.steps = step + 1
+        before = session.room()
+        if self._final:
+            if row.noise is None:
+                row.noise = RandomStreams([row.seed], device=self._device)
+            choice = draw(scores, row.decoding, row.noise, step, session=session, input_ids=ids, final=True)
+            marked = one_hot_logits(scores, choice)
+        else:
+            marked = session(ids, scores)
+        counted = session.room()
+        if counted is None:
+            counted = scores.new_full((1, 2), math.nan)
+        elif before is not None:
+            counted = counted - before
+        row.counted = {**row.counted_before(step), step: counted}
+        return marked
 
 
 @runtime_checkable

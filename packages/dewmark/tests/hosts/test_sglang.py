@@ -167,13 +167,20 @@ def test_each_request_is_marked_by_its_history(host, configured, tmp_path, caplo
     assert "dewmark_kid" in caplog.text
 
 
-def test_a_text_ends_with_its_request(configured) -> None:
-    """SGLang holds requests by weak proxies only, so that they end when they are finished."""
-    processor, each = configured().DewLogitProcessor, request(1, [5, 6], {})
+def test_a_text_ends_with_its_request_and_is_counted_by_the_next_call(configured) -> None:
+    """SGLang holds requests by weak proxies only; the collector, which notices, may run in any thread."""
+    module, each, other = configured(), request(1, [5, 6], {}), request(2, [5, 6], {})
+    processor = module.DewLogitProcessor
     called(processor, scores(each), [each])
+    (markers,) = module._markers.values()
     gone = weakref.ref(each._dewmark_text.row)
-    del each
+    ends = [end for end in weakref.finalize._registry if end.peek()[0] is each._dewmark_end]
+    assert [end.atexit for end in ends] == [False]
+    del each, ends
     gc.collect()
+    assert not markers.counts
+    called(processor, scores(other), [other])
+    assert markers.counts == {"no_room": 1}  # one token is too short for a verdict
     assert gone() is None
 
 

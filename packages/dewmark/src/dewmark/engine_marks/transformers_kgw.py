@@ -129,6 +129,8 @@ class TransformersKGW(EngineScheme):
 
 
 class _ListSession(Session):
+    unbiased = False
+
     def __init__(self, windows: IdWindows, bound: BoundTransformersKGW) -> None:
         self._windows, self._bound = windows, bound
 

@@ -73,6 +73,8 @@ class MorphMark(TokenScheme):
 class MorphSession(GreenSession):
     """Multiplies green probabilities by 1 + r P_R / P_G and red ones by 1 − r."""
 
+    unbiased = False
+
     def __init__(self, prompts: PromptBatch, bound: BoundMorphMark) -> None:
         super().__init__(prompts, bound)
         self._moved_share = bound.scheme.moved_share

@@ -217,6 +217,7 @@ class PoolSession(Session):
 
     def __init__(self, rows: Sequence[Session]) -> None:
         self._rows = list(rows)
+        self.unbiased = all(row.unbiased for row in self._rows)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Ids (batch, length) and logits (batch, vocab) to marked logits, same shape."""

@@ -28,7 +28,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
 from dewmark.hosts.base import check_decoding
-from dewmark.room import Room
+from dewmark.room import Room, rooms_of
 from dewmark.sampling import SessionProcessor
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Tokenized
@@ -105,7 +105,7 @@ class LlamaCppProcessor:
     def room(self) -> Room | None:
         """What the last text has left to the mark so far; None if it is not measured."""
         counted = self._mark.room() if isinstance(self._mark, SessionProcessor) else None
-        return None if counted is None else Room(*counted[0].tolist())
+        return rooms_of(counted, 1)[0]
 
     @property
     def unmarked(self) -> str | None:

@@ -21,6 +21,7 @@ import logging
 import random
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ _END = "_dewmark_end"  # another one, by which its end is noticed
 _log = logging.getLogger("sglang.dewmark")
 _lock = threading.Lock()
 _markers: dict[str, Markers] = {}  # by device
+_ended: deque[tuple[Markers, Marked]] = deque()  # texts to be counted by the next call
 
 
 class DewLogitProcessor(_sglang.CustomLogitProcessor):  # type: ignore[misc, name-defined]
@@ -62,11 +64,13 @@ class DewLogitProcessor(_sglang.CustomLogitProcessor):  # type: ignore[misc, nam
         config = config_from_environment(CONFIG)
         _check_scheduler()
         with _lock:
+            while _ended:
+                markers, text = _ended.popleft()
+                markers.ended(text)
             found = {}
             for index, given in enumerate(custom_param_list or ()):
-                text = _text(config, given, logits)
-                if text is not None:
-                    found[index] = text
+                if (marked := _text(config, given, logits)) is not None:
+                    found[index] = marked
             if len({id(text) for text in found.values()}) < len(found):
                 raise ConfigError("dewmark marks one token of a request at a time: no speculative decoding")
             return mark_rows(found, logits)
@@ -127,7 +131,8 @@ def _opened(
         decoding=decoding,
     )
     setattr(request, _END, end := _End())
-    weakref.finalize(end, markers.ended, text)
+    # counting waits for the device and logs, which must not happen wherever the collector runs
+    weakref.finalize(end, _ended.append, (markers, text)).atexit = False
     return text
 
 

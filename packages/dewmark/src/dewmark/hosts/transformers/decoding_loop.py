@@ -22,7 +22,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, NumericalError
 from dewmark.hosts.base import OnStep
 from dewmark.hosts.transformers.attention import growing_attention
-from dewmark.room import Room, Written
+from dewmark.room import Written, rooms_of
 from dewmark.sampling import DraftingSession, RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
@@ -114,7 +114,7 @@ def decode(
             if on_step is not None:
                 reported = zip(chosen.tolist(), finished.tolist(), strict=True)
                 step_ids = [None if ended else token for token, ended in reported]
-                if not on_step(step_ids, _rooms(rooms, len(step_ids))):
+                if not on_step(step_ids, rooms_of(rooms, len(step_ids))):
                     break
             if bool(finished.all()):
                 break
@@ -124,7 +124,7 @@ def decode(
     check_sound(sound, model)
     ends = set(eos_ids)
     written: list[list[int]] = []
-    for row, left in zip(ids[:, start:length].tolist(), _rooms(rooms, len(ids)), strict=True):
+    for row, left in zip(ids[:, start:length].tolist(), rooms_of(rooms, len(ids)), strict=True):
         written.append(text := Written(_until(row, ends)))
         text.room = left
     return written
@@ -259,11 +259,6 @@ def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
             f"row {row} of the batch has no usable logits (NaN, infinite, or every token forbidden) in "
             f"{model.dtype}: load the host with dtype='float32', or relax n-gram blocking"
         )
-
-
-def _rooms(rooms: torch.Tensor | None, rows: int) -> list[Room | None]:
-    """The room of each row (batch, 2), None where it was not measured."""
-    return [None] * rows if rooms is None else [Room(*room) for room in rooms.tolist()]
 
 
 def _until(row: list[int], ends: set[int]) -> list[int]:
