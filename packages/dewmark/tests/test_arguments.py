@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dewmark import Decoding, Detector, Key, Watermark, identify, load_encoder, load_host, load_scheme
+from dewmark import Decoding, Detector, Key, Watermark, identify, load_encoder, load_host, load_scheme, locate
 from dewmark.arguments import checked
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, InputError, KeyFileError
+from dewmark.opening import OpenKeys
 
 KEY = Key(bytes(32))
 
@@ -31,6 +32,26 @@ CALLS = [
     (lambda: load_encoder(5), "name must be text, got int 5"),
     (lambda: Decoding(max_tokens=5), "Decoding has no parameter 'max_tokens'; did you mean max_new_tokens?"),
     (lambda: Key.ring("three"), "members must be a whole number, got str 'three'"),
+    (
+        lambda: identify(["x"], [KEY], strenght=2),
+        "identify has no parameter 'strenght'; did you mean settings={'s",
+    ),
+    (
+        lambda: Detector.from_key(KEY, strenght=2),
+        "Detector.from_key has no parameter 'strenght'; did you mean",
+    ),
+    (lambda: identify(["x"], iter([KEY])), "keys must be a list of keys, each a Key"),
+    (lambda: OpenKeys([KEY], strenght=2), "OpenKeys has no parameter 'strenght'; did you mean settings="),
+    (lambda: locate("x", KEY), "bound must be a scheme with its key, or several (load_scheme(key)), got Key"),
+    (
+        lambda: locate("x", "my.key"),
+        "bound must be a scheme with its key, or several (load_scheme(key)), got str",
+    ),
+    (Key.load, "Key.load: missing a required argument: 'path'; its parameters: path"),
+    (
+        lambda: Detector(None).detect_batch(["x"], prompt="y"),
+        "Detector.detect_batch has no parameter 'prompt'; did you mean prompts?",
+    ),
     (lambda: Key(bytes(32), payload_bit=3), "Key has no parameter 'payload_bit'; did you mean payload_bits?"),
 ]
 
@@ -42,6 +63,26 @@ def test_a_wrong_argument_is_one_line(call, said):
     assert "\n" not in str(caught.value)
     assert "00" * 32 not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("numbers", ["ab", "12", 5, [1.5], [-1], []])
+def test_the_numbers_of_a_key_are_whole_and_are_never_shown(numbers):
+    with pytest.raises(KeyFileError, match="^an engine's key is one or more whole numbers, none negative$"):
+        Key.of_numbers(numbers)
+
+
+def test_keys_may_be_the_values_of_a_dict_and_one_text_is_no_list(bag_encoder):
+    keys = {"a": KEY, "b": Key(bytes([1]) * 32)}
+    (found,) = identify(["the old bridge"], keys.values())
+    assert len(found.detections) == 2
+    for call in (
+        lambda: identify("hello", [KEY]),
+        lambda: Detector.from_key(KEY).detect_batch("hello"),
+        lambda: load_scheme(KEY).detect_batch("hello"),
+        lambda: load_scheme(KEY).detect_batch(["hello"], prompts="x"),
+    ):
+        with pytest.raises(InputError, match="must be a list of texts, got one text: put it into a list"):
+            call()
 
 
 @checked

@@ -36,6 +36,7 @@ def test_a_mark_in_the_sampling_needs_a_choice() -> None:
         Decoding(**some).check_samples()
     for none, remedy in (
         ({"temperature": 0.0}, "temperature 0 .*use a temperature above 0"),
+        ({"temperature": 1e-6}, "temperature 1e-06 .*use a temperature of at least 1e-05"),
         ({"temperature": 1e-6}, "temperature 1e-06 "),
         ({"top_k": 1}, "top_k 1 .*leave out top_k"),
         ({"top_p": 1e-6}, "top_p 1e-06 "),

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -29,7 +29,8 @@ def _is_key(value: object) -> bool:
 
 
 def _are_keys(value: object) -> bool:
-    return not isinstance(value, str | bytes) and hasattr(value, "__iter__") and all(map(_is_key, value))
+    once = isinstance(value, str | bytes | Iterator)  # an iterator would be used up by this check
+    return not once and hasattr(value, "__iter__") and all(map(_is_key, value))
 
 
 def _is(kind: type) -> Callable[[object], bool]:
@@ -48,25 +49,34 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "Sequence[Key]": (_are_keys, f"a list of keys, each {_LOAD_KEY}"),
 }
 _TEXTS = ("text", "prompt")  # for which there is an InputError
+_OWNERS = ("self", "cls")
 
 
-def checked(target: T, *, types: bool = True) -> T:
-    """A function, or a class with its public methods, that rejects wrong arguments in one line."""
+def checked(target: T, *, types: bool = True, options: Callable[..., Any] | None = None) -> T:
+    """A function, or a class with its public methods, that rejects wrong arguments in one line.
+
+    ``options`` is the function whose keyword-only parameters ``**options`` stands for.
+    """
     if not isinstance(target, type):
-        return _checked(target, target.__qualname__, types=types)
+        return _checked(target, types=types, options=options)
     for name, member in list(vars(target).items()):
         if name.startswith("_") and name != "__init__":
             continue
-        called = target.__name__ if name == "__init__" else f"{target.__name__}.{name}"
         if isinstance(member, classmethod):
-            setattr(target, name, classmethod(_checked(member.__func__, called, types=types)))
+            setattr(target, name, classmethod(_checked(member.__func__, types=types, options=options)))
         elif inspect.isfunction(member):
-            setattr(target, name, _checked(member, called, types=types))
+            setattr(target, name, _checked(member, types=types, options=options))
     return target
 
 
-def _checked(function: T, name: str, *, types: bool) -> T:
+def _checked(function: T, *, types: bool, options: Callable[..., Any] | None) -> T:
     signature = inspect.signature(function)
+    if options is not None and "options" in signature.parameters:
+        own = [each for each in signature.parameters.values() if each.name != "options"]
+        more = [
+            each for each in inspect.signature(options).parameters.values() if each.kind is each.KEYWORD_ONLY
+        ]
+        signature = signature.replace(parameters=[*own, *more])
     kinds = {
         each.name: parts
         for each in signature.parameters.values()
@@ -79,7 +89,7 @@ def _checked(function: T, name: str, *, types: bool) -> T:
         try:
             given = signature.bind(*arguments, **named).arguments
         except TypeError as error:
-            raise _misnamed(name, signature, named, error) from None
+            raise _misnamed(_called(function, signature, arguments), signature, named, error) from None
         for each, parts in kinds.items():
             if each in given and not any(_KINDS[part][0](given[each]) for part in parts):
                 wanted = " or ".join(_KINDS[part][1] for part in parts if part != "None")
@@ -91,11 +101,19 @@ def _checked(function: T, name: str, *, types: bool) -> T:
     return call  # type: ignore[return-value]  # with the signature of the function
 
 
+def _called(function: Callable[..., Any], signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
+    """A function's name as its caller knows it: a method by the class on which it is called."""
+    if not arguments or next(iter(signature.parameters)) not in _OWNERS:
+        return function.__qualname__
+    owner = arguments[0] if isinstance(arguments[0], type) else type(arguments[0])
+    return owner.__name__ if function.__name__ == "__init__" else f"{owner.__name__}.{function.__name__}"
+
+
 def _misnamed(
     name: str, signature: inspect.Signature, named: Mapping[str, Any], error: TypeError
 ) -> ConfigError:
     """The error for a call that does not fit a signature."""
-    known = [each for each in signature.parameters if each != "self"]
+    known = [each for each in signature.parameters if each not in _OWNERS]
     wrong = next((each for each in named if each not in known), None)
     if wrong is None:
         return ConfigError(f"{name}: {error}; its parameters: {', '.join(known)}")

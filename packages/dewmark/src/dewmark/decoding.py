@@ -82,7 +82,8 @@ class Decoding:
         option = self.takes_likeliest
         if option is not None:
             cold = option.startswith("temperature")
-            remedy = "use a temperature above 0" if cold else f"leave out {option.split()[0]}"
+            least = f"of at least {_GREEDY:g}" if self.temperature else "above 0"
+            remedy = f"use a temperature {least}" if cold else f"leave out {option.split()[0]}"
             raise ConfigError(
                 f"{option} always takes the likeliest token, and {scheme} puts its mark in "
                 f"the choice between tokens: {remedy}{otherwise}"

@@ -90,7 +90,7 @@ class DetectsMarks:
         return locate(text, self.detecting, prompt=prompt, fpr=fpr)
 
 
-@checked
+@functools.partial(checked, options=load_scheme)
 class Detector(DetectsMarks):
     """A bound ``scheme`` to detect with, from a key or from a folder that `save` wrote."""
 

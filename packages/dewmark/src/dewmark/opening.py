@@ -67,7 +67,7 @@ def load_scheme(
     return bound if expectations is None else bound.reading_with(expectations)
 
 
-@checked
+@functools.partial(checked, options=load_scheme)
 def identify(
     texts: Sequence[str],
     keys: Sequence[Key],
@@ -94,6 +94,7 @@ def identify(
     ]
 
 
+@checked
 class OpenKeys:
     """One scheme with its host and reader, opened once for several keys."""
 
@@ -108,10 +109,10 @@ class OpenKeys:
         reader: Reads = None,
         progress: Progress | None = None,
     ) -> None:
-        if not keys:
+        self._keys = list(keys)
+        if not self._keys:
             raise ConfigError("no key to compare with: give at least one")
-        self._keys = keys
-        self._scheme = chosen_scheme(scheme, settings, keys)
+        self._scheme = chosen_scheme(scheme, settings, self._keys)
         self._reader = _reader_of(self._scheme, reader, host, tokenizer, progress)
         self._host, self._workspace = _surroundings(self._scheme, host, tokenizer, progress)
 

@@ -120,9 +120,14 @@ def locate(
     ``attempts`` counts the versions of this text (translations, other readings) that you look at. Raises
     `ConfigError` if the scheme does not find passages.
     """
-    bounds = [bound] if isinstance(bound, BoundScheme) else list(bound)
-    if not bounds:
+    given: list[object] = list(bound) if isinstance(bound, Iterable) else [bound]
+    if not given:
         raise ConfigError("no key to look for: give at least one")
+    if wrong := [type(each).__name__ for each in given if not isinstance(each, BoundScheme)]:
+        raise ConfigError(
+            f"bound must be a scheme with its key, or several (load_scheme(key)), got {wrong[0]}"
+        )
+    bounds = [each for each in given if isinstance(each, BoundScheme)]
     detections = [each.detect(text, prompt=prompt, fpr=fpr) for each in bounds]
     found = judge([Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts)
     check_searched(found, bounds[0], text)

@@ -374,6 +374,9 @@ def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr:
     """Validate a detector's input; returns the prompts with None replaced by ''."""
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
+    for name, value in (("texts", texts), ("prompts", prompts)):
+        if isinstance(value, str):
+            raise InputError(f"{name} must be a list of texts, got one text: put it into a list")
     given = [None] * len(texts) if prompts is None else list(prompts)
     if len(given) != len(texts):
         raise InputError(f"{len(texts)} texts but {len(given)} prompts: give one prompt per text, or none")

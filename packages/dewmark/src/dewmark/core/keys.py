@@ -24,6 +24,7 @@ import hashlib
 import hmac
 import json
 import math
+import operator
 import re
 import secrets
 import stat
@@ -149,11 +150,15 @@ class Key:
     @classmethod
     def of_numbers(cls, numbers: Sequence[int]) -> Key:
         """The key of a serving engine: one or more whole numbers, none negative."""
-        if not numbers or min(numbers) < 0:
+        try:
+            whole = tuple(int(operator.index(number)) for number in numbers)
+        except TypeError:
+            whole = ()
+        if not whole or min(whole) < 0:
             raise KeyFileError("an engine's key is one or more whole numbers, none negative")
-        listed = ",".join(map(str, numbers))
+        listed = ",".join(map(str, whole))
         key = cls(hashlib.sha256(f"dewmark/engine key {listed}".encode()).digest())
-        key.numbers = tuple(numbers)
+        key.numbers = whole
         return key
 
     @classmethod
