@@ -22,7 +22,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, NumericalError
 from dewmark.hosts.base import OnStep
 from dewmark.hosts.transformers.attention import growing_attention
-from dewmark.room import Room, Written, rooms_of
+from dewmark.room import Written, rooms_of
 from dewmark.sampling import DraftingSession, RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
