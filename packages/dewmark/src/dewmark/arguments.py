@@ -29,8 +29,8 @@ def _is_key(value: object) -> bool:
 
 
 def _are_keys(value: object) -> bool:
-    again = hasattr(value, "__iter__") and not isinstance(value, str | bytes | Iterator)
-    return again and all(map(_is_key, value))
+    once = isinstance(value, str | bytes | Iterator)  # an iterator would be used up by this check
+    return not once and hasattr(value, "__iter__") and all(map(_is_key, value))
 
 
 def _is(kind: type) -> Callable[[object], bool]:

@@ -121,15 +121,14 @@ def locate(
     ``attempts`` counts the versions of this text (translations, other readings) that you look at. Raises
     `ConfigError` if the scheme does not find passages.
     """
-    bounds = list(bound) if isinstance(bound, Iterable) else [bound]
-    if not bounds:
+    given: list[object] = list(bound) if isinstance(bound, Iterable) else [bound]
+    if not given:
         raise ConfigError("no key to look for: give at least one")
-    for each in bounds:
-        if not isinstance(each, BoundScheme):
-            kind = type(each).__name__
-            raise ConfigError(
-                f"bound must be a scheme with its key, or several (load_scheme(key)), got {kind}"
-            )
+    if wrong := [type(each).__name__ for each in given if not isinstance(each, BoundScheme)]:
+        raise ConfigError(
+            f"bound must be a scheme with its key, or several (load_scheme(key)), got {wrong[0]}"
+        )
+    bounds = [each for each in given if isinstance(each, BoundScheme)]
     detections = [each.detect(text, prompt=prompt, fpr=fpr) for each in bounds]
     found = judge([Version(text, prompt, detections)], bounds.__getitem__, fpr=fpr, attempts=attempts)
     check_searched(found, bounds[0], text)

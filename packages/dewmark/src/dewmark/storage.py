@@ -402,7 +402,10 @@ class ResumableRows:
         for name in (*wanted, *found):
             value = wanted.get(name)
             if name not in found or name not in wanted:
-                raise ConfigError(f"{where} belongs to another run (field {name} differs): {_RESUME}")
+                has = "no field" if name in wanted else "another field,"
+                raise ConfigError(
+                    f"{where} belongs to another run or version ({has} {name}): choose another output file"
+                )
             if value is not ... and found[name] != (value := json.loads(json.dumps(value))):
                 said = f"{name} is {found[name]!r} and not {value!r}"
                 said = said if len(said) <= _SHOWN else f"{name} differs"

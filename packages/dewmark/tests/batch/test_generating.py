@@ -54,3 +54,12 @@ def test_another_configuration_is_rejected(prompts, writer, tmp_path):
         generate_file(prompts, out, writer, decoding=Decoding(max_new_tokens=11))
     with pytest.raises(ConfigError, match="the prompts file"):
         generate_file(prompts, prompts, writer)
+
+
+def test_rows_from_before_a_field_was_added_ask_for_another_file(prompts, writer, tmp_path):
+    """No options make such a run again, so the message must not ask for them."""
+    out = tmp_path / "out.jsonl"
+    generate_file(prompts, out, writer, decoding=DECODING, seed=7)
+    write_jsonl(out, [{name: row[name] for name in row if name != "room"} for row in read(out)])
+    with pytest.raises(ConfigError, match=r"\(no field room\): choose another output file$"):
+        generate_file(prompts, out, writer, decoding=DECODING, seed=7)
