@@ -1,6 +1,6 @@
 """The parent process of the workers: it holds the listening socket and replaces workers that die or hang.
 
-A worker says every second that it is alive, from a thread that its event loop has asked for; one that falls
+A worker says every second that it is alive, from a thread that its event loop has started; one that falls
 silent is killed.
 
 Connections wait in the shared socket, so a dying worker loses only the requests that it was serving; accepted
