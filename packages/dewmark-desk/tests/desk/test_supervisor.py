@@ -82,3 +82,24 @@ def test_a_worker_is_heard_while_all_its_requests_wait_for_the_store(tmp_path, m
             service.close()
 
     assert asyncio.run(serve())
+
+
+def test_a_pause_of_the_machine_is_no_silence(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text('import time; print("ready", flush=True); time.sleep(3600)')
+    monkeypatch.setattr(supervisor, "_COMMAND", [sys.executable, str(tmp_path / "worker.py")])
+    settings = Settings(detectors=(("acme", "nowhere"),), silent_seconds=2.0)
+    with listen("127.0.0.1", 0) as listening:
+        made = Supervisor(settings, listening)
+        only = supervisor._Worker(settings, listening, {})
+        made._workers.append(only)
+        assert only.ready.wait(PATIENCE)
+        after = time.monotonic() + 3600.0
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "monotonic", lambda: after)
+            made._kill_silent()
+        assert only.process.poll() is None
+        polls = 1
+        while only.process.poll() is None:
+            made._kill_silent()
+            polls += 1
+        assert polls == pytest.approx(2.0 / 0.1, abs=1.5)
