@@ -16,7 +16,7 @@ from typing import Any
 from dewmark.detector import Detector
 from dewmark.errors import InputError
 from dewmark.registry import Registry
-from dewmark_desk.limited_child import Bounds, run
+from dewmark_desk.limited_child import Bounds, OutOfMemory, run
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants
 
@@ -41,7 +41,7 @@ def changes(settings: Settings, tenant: str, text: str, budget: float) -> list[d
     told = {"settings": own.to_json(), "text": text, "budget": budget}
     try:
         made = run(f"{__name__}:rewrite", data=json.dumps(told).encode(), bounds=BOUNDS)
-    except (TimeoutError, ChildProcessError):
+    except (TimeoutError, OutOfMemory):
         raise InputError("rewriting the text takes too long or too much memory: send less of it") from None
     found: list[dict[str, Any]] = json.loads(made)
     return found

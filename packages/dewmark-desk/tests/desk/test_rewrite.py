@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from tests.desk.live import SECRETS, export
 
 from dewmark.errors import InputError
 from dewmark_desk import rewriting
+from dewmark_desk.limited_child import OutOfMemory
 
 TEXT = "The committee decided to purchase a large building near the river."
 
@@ -136,7 +138,7 @@ def test_a_text_is_rewritten_in_another_process(tmp_path, monkeypatch, open_serv
     assert int(process) != os.getpid()
 
 
-@pytest.mark.parametrize("error", [TimeoutError, ChildProcessError])
+@pytest.mark.parametrize("error", [TimeoutError, OutOfMemory])
 def test_a_text_that_takes_too_much_is_refused_in_one_line(proposing, monkeypatch, open_service, error):
     def fails(*_, **__):
         raise error
@@ -166,3 +168,13 @@ def test_nobody_s_texts_wait_for_a_text_that_is_rewritten(proposing, monkeypatch
         finally:
             ending.set()
         assert answer.result().json()["changes"] == []
+
+
+def test_a_key_that_is_gone_is_no_fault_of_the_text(monkeypatch, open_service):
+    monkeypatch.setattr(rewriting, "rewriters", {"rewrite": None})
+    client = open_service()
+    gone = (("acme", "/nowhere/secret"),)
+    client.service.settings = dataclasses.replace(client.service.settings, detectors=gone)
+    answer = client.post("/v1/rewrite", json={"text": TEXT})
+    assert answer.status_code == 500
+    assert "nowhere" not in answer.text
