@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from pydantic_core import to_json
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts, until
 from tests.desk.test_jobs import ended
 
 from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
+from dewmark_desk.routes import jobs as routes
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as stored_texts
 
@@ -183,6 +186,45 @@ def test_a_slow_chunk_keeps_its_job(tmp_path):
 
 
 class TestIdempotency:
+    def test_a_request_that_waits_for_its_twin_is_hashed_once(self, client, monkeypatch):
+        headers, submit, hashed = {"Idempotency-Key": "now"}, client.service.jobs.submit, []
+        waits, found = threading.Event(), []
+
+        def counted(body):
+            hashed.append(body)
+            return to_json(body)
+
+        def slow(*arguments, **options):
+            with ThreadPoolExecutor(1) as pool:
+                first = submit(*arguments, **options)
+                state(first.id, "storing")
+                twin = pool.submit(client.post, "/v1/batches", json=BODY, headers=headers)
+                until(waits.is_set)
+                state(first.id, "queued")
+                found.append(twin.result().json()["job"]["id"])
+            return first
+
+        def state(id_, value):
+            with client.service.store.write() as connection:
+                row = sa.update(jobs).where(jobs.c.id == id_)
+                connection.execute(row.values(state=value, leased_until=client.service.jobs._clock() + 600.0))
+
+        get, seen = client.service.jobs.get, []
+
+        def polled(id_):
+            seen.append(id_)
+            if len(seen) > 5:
+                waits.set()
+            return get(id_)
+
+        client.service.runner.close()
+        monkeypatch.setattr(client.service.jobs, "submit", slow)
+        monkeypatch.setattr(client.service.jobs, "get", polled)
+        monkeypatch.setattr(routes, "to_json", counted)
+        made = client.post("/v1/batches", json=BODY, headers=headers).json()["job"]["id"]
+        assert found == [made]
+        assert len(hashed) == 2  # one of each
+
     def test_a_named_request_is_one_job_of_its_token_and_charged_once(self, client):
         headers = {**bearer(client, "detect", budget=30), "Idempotency-Key": "monday"}
         first, again = (client.post("/v1/batches", json=BODY, headers=headers) for _ in range(2))
