@@ -309,7 +309,7 @@ class Jobs:
             for one in scored if mine else ():
                 found = one.result or {}
                 kept = {name: value for name, value in found.items() if first.get(name, self) != value}
-                first = found if one.number == 0 else first
+                first = found if one.number == 0 and "error" not in found else first
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
