@@ -206,7 +206,12 @@ class Jobs:
         self._delete(jobs.c.id == id_)
 
     def expire(self, *, days: float) -> int:
-        """Delete the jobs that ended this long ago; returns their number."""
+        """Delete the jobs that ended this long ago, and texts that a dead worker left; returns their number."""
+        left = sa.select(jobs).where(jobs.c.finished.is_not(None), jobs.c.id.in_(sa.select(words.c.job)))
+        with self._store.read() as connection:
+            ended = [_job(row) for row in connection.execute(left)]
+        for job in ended:
+            self._empty(words, job)
         return self._delete(jobs.c.finished < self._clock() - 86_400.0 * days)
 
     def _delete(self, which: sa.ColumnElement[bool]) -> int:
@@ -374,12 +379,10 @@ class Jobs:
             "error": error,
             "result": None if result is None else json.dumps(result, ensure_ascii=False),
         }
-        with self._store.write() as connection:
-            if not connection.execute(self._own(job).values(leased_until=now + self._lease)).rowcount:
+        with self._store.write() as connection:  # first, since a job without its texts looks done
+            if not connection.execute(self._own(job).values(values)).rowcount:
                 return
         self._empty(words, job)
-        with self._store.write() as connection:
-            connection.execute(self._own(job).values(values))
         if job.kind == AUDIT or error is not None:
             self._empty(items, job)
         self._forget()

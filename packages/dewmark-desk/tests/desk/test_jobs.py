@@ -38,6 +38,10 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
     )
 
 
+def dies(*_):
+    raise KeyboardInterrupt
+
+
 def ended(client, location: str, headers=None) -> dict:
     job: dict = {}
 
@@ -98,6 +102,19 @@ class TestLeases:
         workers[0].finish(job, result={})
         with store.read() as connection:
             assert connection.execute(sa.select(items)).all() == []
+            assert connection.execute(sa.select(texts)).all() == []
+
+    def test_a_job_that_failed_stays_so_if_its_worker_dies_then(self, workers, store, clock, monkeypatch):
+        submit(workers[0])
+        job = workers[0].claim(["acme"])
+        monkeypatch.setattr(workers[0], "_empty", dies)
+        with pytest.raises(KeyboardInterrupt):
+            workers[0].finish(job, error="no such key")
+        clock.now += 21.0
+        assert workers[1].claim(["acme"]) is None
+        assert (workers[1].get(job.id).state, workers[1].get(job.id).error) == ("failed", "no such key")
+        assert workers[1].expire(days=1) == 0
+        with store.read() as connection:
             assert connection.execute(sa.select(texts)).all() == []
 
     def test_open_jobs_are_limited(self, workers):
