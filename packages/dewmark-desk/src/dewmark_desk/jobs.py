@@ -217,8 +217,10 @@ class Jobs:
     def _delete(self, which: sa.ColumnElement[bool]) -> int:
         with self._store.write() as connection:
             gone = [_job(row) for row in connection.execute(sa.select(jobs).where(which))]
-            ended = sa.update(jobs).where(which).values(state="failed")  # whoever runs one loses it
-            connection.execute(ended)
+            finished = sa.func.coalesce(jobs.c.finished, self._clock())  # it expires if this worker dies
+            connection.execute(  # whoever runs one loses it
+                sa.update(jobs).where(which).values(state="failed", finished=finished)
+            )
         for job in gone:
             self._empty(words, job)
             self._empty(items, job)

@@ -117,6 +117,15 @@ class TestLeases:
         with store.read() as connection:
             assert connection.execute(sa.select(texts)).all() == []
 
+    def test_a_job_that_is_half_deleted_expires(self, workers, clock, monkeypatch):
+        made = submit(workers[0])
+        monkeypatch.setattr(workers[0], "_empty", dies)
+        with pytest.raises(KeyboardInterrupt):
+            workers[0].delete(made.id)
+        clock.now += 86_401.0
+        assert workers[1].expire(days=1) == 1
+        assert workers[1].get(made.id) is None
+
     def test_open_jobs_are_limited(self, workers):
         for _ in range(2):
             submit(workers[0], owner_limit=2)
