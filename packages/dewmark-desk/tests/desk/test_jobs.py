@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts, until
 
+from dewmark.errors import InputError
 from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
@@ -168,6 +169,36 @@ class TestManyTexts:
             assert connection.execute(sa.select(items)).all() == []
             assert connection.execute(sa.select(texts)).all() == []
 
+    def test_a_dead_job_takes_no_name_and_no_slot(self, workers, store, clock, monkeypatch):
+        mine, other = workers
+        options = {"named": "j_mine", "texts": self.MANY, "tenant": "acme", "test": None, "limit": 8}
+        with monkeypatch.context() as patched:
+            patched.setattr(mine, "_delete", lambda _: None)
+            patched.setattr(mine, "_briefly", dies)
+            with pytest.raises(KeyboardInterrupt):
+                mine.submit("me", owner_limit=1, **options)
+        clock.now += 21.0
+        assert other.get("j_mine") is None
+        assert other.submit("me", owner_limit=1, **options).state == "queued"
+
+    def test_a_job_that_is_deleted_while_it_is_stored_is_told(self, workers, store, monkeypatch):
+        mine, other = workers
+        briefly, calls = mine._briefly, []
+
+        def once():
+            calls.append(1)
+            if len(calls) == 2:
+                other.delete("j_mine")
+            return briefly()
+
+        monkeypatch.setattr(mine, "_briefly", once)
+        with pytest.raises(InputError, match="deleted while"):
+            mine.submit(
+                "me", named="j_mine", texts=self.MANY, tenant="acme", test=None, owner_limit=1, limit=8
+            )
+        with store.read() as connection:
+            assert connection.execute(sa.select(texts)).all() == []
+
     def test_a_job_that_is_not_stored_yet_is_run_by_nobody(self, workers, store, clock, monkeypatch):
         mine, other = workers
         briefly, found = mine._briefly, []
@@ -179,7 +210,7 @@ class TestManyTexts:
             return briefly()
 
         monkeypatch.setattr(mine, "_briefly", once)
-        monkeypatch.setattr(mine, "delete", lambda _: None)
+        monkeypatch.setattr(mine, "_delete", lambda _: None)
         options = {"tenant": "acme", "test": None, "owner_limit": 1, "limit": 8}
         with pytest.raises(KeyboardInterrupt):
             mine.submit("me", named="j_mine", texts=self.MANY, **options)
