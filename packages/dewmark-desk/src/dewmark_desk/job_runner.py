@@ -103,7 +103,9 @@ class JobRunner:
         try:
             tenants = self._find(job)
             how = _examination(job, tenants)
-            score = _one_by_one_if_need_be(prepare(job, how))
+            score = prepare(job, how)
+            if job.kind == BATCH:  # an audit without some of its texts would be of others
+                score = _one_by_one_if_need_be(score)
             empty, page = (seconds_of(Query("中" * size), how) for size in (1, 1001))  # the densest script
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
             characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
@@ -193,6 +195,8 @@ class JobRunner:
 
     def _batch(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
         fpr = job.settings["fpr"]
+        if error := self._jobs.common_error(job):
+            raise InputError(f"none of the texts could be examined: {error}")
         p = [one.p_value for _, one in self._jobs.outcomes(job) if one.p_value is not None]
         return {
             "fpr": fpr,

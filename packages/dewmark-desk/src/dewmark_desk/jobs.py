@@ -380,6 +380,14 @@ class Jobs:
             for found in [json.loads(row.result or "{}")]
         ]
 
+    def common_error(self, job: Job) -> str | None:
+        """The error of the first text, if no text has a result."""
+        examined = sa.select(items.c.number).where(items.c.job == job.id, items.c.result.not_like('{"error"%'))
+        with self._store.read() as connection:
+            if connection.execute(examined.limit(1)).first() is not None:
+                return None
+        return next((str(row["error"]) for row in self.results(job, limit=1)), None)
+
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
         now = self._clock()

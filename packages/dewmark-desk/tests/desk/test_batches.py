@@ -13,6 +13,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts, until
 from tests.desk.test_jobs import ended
 
+from dewmark.errors import InputError
 from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
 from dewmark_desk.routes import jobs as routes
@@ -118,6 +119,15 @@ def test_a_job_survives_a_text_that_cannot_be_examined(client, monkeypatch, bad)
         {"number": i, "id": f"t{i}", "error": error} if i in bad else row for i, row in enumerate(whole)
     ]
     assert client.get(where).json()["result"]["without_verdict"] == len(bad)
+
+
+def test_a_batch_whose_texts_all_fail_has_failed(client, monkeypatch):
+    def fails(queries, how):
+        raise InputError("no reader")
+
+    monkeypatch.setattr(verdicts, "detect", fails)
+    job = ended(client, client.post("/v1/batches", json=BODY).headers["location"])
+    assert (job["state"], job["error"]) == ("failed", "none of the texts could be examined: no reader")
 
 
 def run(client) -> str:

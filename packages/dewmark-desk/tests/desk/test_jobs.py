@@ -10,6 +10,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts, until
 
 from dewmark.errors import InputError
+from dewmark_desk import job_runner
 from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
@@ -253,6 +254,19 @@ class TestAudit:
         job = ended(client, made.headers["location"])
         assert job["state"] == "failed"
         assert "long enough" in job["error"]
+
+    def test_audit_with_a_text_that_cannot_be_examined_fails(self, client, monkeypatch):
+        detect = job_runner.detect_texts
+
+        def fails(bound, texts, **options):
+            if TEXTS[3] in texts:
+                raise InputError("no such word")
+            return detect(bound, texts, **options)
+
+        monkeypatch.setattr(job_runner, "detect_texts", fails)
+        made = client.post("/v1/audit", json={"texts": [{"text": text} for text in TEXTS]})
+        job = ended(client, made.headers["location"])
+        assert (job["state"], job["error"]) == ("failed", "no such word")
 
     def test_job_belongs_to_its_token(self, client):
         mine, other, admin = (bearer(client, scope) for scope in ("detect", "detect", "admin"))
