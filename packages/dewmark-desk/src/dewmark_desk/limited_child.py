@@ -48,6 +48,8 @@ class Bounds:
     """Seconds for which it is waited, on a machine that is busy with other work."""
     writes: bool = False
     """Whether it may write files."""
+    threads: int = 1
+    """Of a numerical library; processor time counts in all of them, also while they wait for each other."""
 
 
 def run(function: str, *arguments: str, data: bytes, bounds: Bounds) -> bytes:
@@ -59,7 +61,14 @@ def run(function: str, *arguments: str, data: bytes, bounds: Bounds) -> bytes:
     limits = f"{bounds.seconds!r} {bounds.memory} {int(bounds.writes)}"
     command = [sys.executable, "-P", "-m", "dewmark_desk.limited_child", limits, function, *arguments]
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=bounds.patience, check=False)
+        done = subprocess.run(
+            command,
+            input=data,
+            capture_output=True,
+            timeout=bounds.patience,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": str(bounds.threads)},
+        )
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
     if done.returncode == _REJECTED:

@@ -22,7 +22,7 @@ from dewmark_desk.tenants import open_tenants
 
 rewriters = Registry("way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite")
 
-BOUNDS = Bounds(seconds=400.0, memory=6 << 30, patience=600.0, writes=True)  # it may fetch its model
+BOUNDS = Bounds(seconds=400.0, memory=6 << 30, patience=600.0, writes=True, threads=2)  # may fetch its model
 _CHANGE = ("start", "end", "old", "new")
 
 

@@ -16,6 +16,9 @@ from dewmark.errors import InputError, KeyFileError
 def echo(data, *arguments):
     return data + " ".join(arguments).encode()
 
+def threads(data):
+    return os.environ["OMP_NUM_THREADS"].encode()
+
 def spin(data):
     while True:
         pass
@@ -64,6 +67,11 @@ def child(tmp_path, monkeypatch):
 
 def test_the_result_comes_back(child):
     assert child("echo", "one", "two", data=b"\x00data ") == b"\x00data one two"
+
+
+def test_threads_are_limited(child, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert (child("threads"), child("threads", threads=2)) == (b"1", b"2")
 
 
 def test_time_is_limited(child):
