@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -55,10 +56,11 @@ class JobRunner:
         *,
         sweep: Callable[[], int],
         query_log: QueryLog | None = None,
+        roots: Path | None = None,
     ) -> None:
-        """``sweep`` deletes what has expired, and returns the number of rows."""
+        """``sweep`` deletes what has expired, and returns the number of rows; ``roots`` as in `Examination`."""
         self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
-        self._query_log, self._sweep, self._swept = query_log, sweep, -math.inf
+        self._query_log, self._sweep, self._swept, self._roots = query_log, sweep, -math.inf, roots
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
@@ -102,7 +104,7 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            how = _examination(job, tenants)
+            how = _examination(job, tenants, self._roots)
             score = prepare(job, how)
             if job.kind == BATCH:  # an audit without some of its texts would be of others
                 score = _one_by_one_if_need_be(score)
@@ -229,10 +231,10 @@ def _one_by_one_if_need_be(score: Scoring) -> Scoring:
     return scored
 
 
-def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:
+def _examination(job: Job, tenants: Sequence[Tenant], roots: Path | None) -> Examination:
     options = {"keys": 1, **job.settings}  # an audit has none
     kept = {name: options[name] for name in ("keys", "fpr", "read") if name in options}
-    return Examination(tenants, test=job.test, **kept)
+    return Examination(tenants, test=job.test, roots=roots, **kept)
 
 
 def _without_text(answer: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,13 @@ class Service:
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
         self.runner = JobRunner(
-            self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
+            self.jobs,
+            self.tenants,
+            self.slow,
+            self.reading,
+            sweep=self.sweep,
+            query_log=self.query_log,
+            roots=None if settings.roots is None else Path(settings.roots),
         )
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
         self.draining = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -65,6 +66,13 @@ class TestResults:
             return not any(text[:40].encode() in data for text in TEXTS)
 
         until(are_gone)  # the log is cut just after the job has ended
+
+    def test_signers_are_trusted_as_by_detect(self, open_service, monkeypatch):
+        asked = []
+        monkeypatch.setattr(verdicts, "layers", lambda *_, roots: asked.append(roots))
+        client = open_service(roots="/etc/roots.pem")
+        ended(client, client.post("/v1/batches", json=BODY).headers["location"])
+        assert asked == [Path("/etc/roots.pem")] * len(TEXTS)
 
     def test_several_tenants_are_corrected_for(self, open_service):
         client = open_service(tenants=("acme", "beta"))
