@@ -58,7 +58,7 @@ class JobRunner:
         query_log: QueryLog | None = None,
         roots: Path | None = None,
     ) -> None:
-        """``sweep`` deletes what has expired, and returns the number of rows; ``roots`` as in `Examination`."""
+        """``sweep`` deletes what has expired, and returns its rows' number; ``roots`` as in `Examination`."""
         self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
         self._query_log, self._sweep, self._swept, self._roots = query_log, sweep, -math.inf, roots
         self._stop, self._wake = threading.Event(), threading.Event()

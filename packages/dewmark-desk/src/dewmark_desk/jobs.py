@@ -208,7 +208,7 @@ class Jobs:
         self._delete(jobs.c.id == id_)
 
     def expire(self, *, days: float) -> int:
-        """Delete the jobs that ended this long ago, and texts that a dead worker left; returns their number."""
+        """Delete jobs that ended this long ago, and texts that a dead worker left; the number of jobs."""
         left = sa.select(jobs).where(jobs.c.finished.is_not(None), jobs.c.id.in_(sa.select(words.c.job)))
         with self._store.read() as connection:
             ended = [_job(row) for row in connection.execute(left)]
@@ -382,7 +382,9 @@ class Jobs:
 
     def common_error(self, job: Job) -> str | None:
         """The error of the first text, if no text has a result."""
-        examined = sa.select(items.c.number).where(items.c.job == job.id, items.c.result.not_like('{"error"%'))
+        examined = sa.select(items.c.number).where(
+            items.c.job == job.id, items.c.result.not_like('{"error"%')
+        )
         with self._store.read() as connection:
             if connection.execute(examined.limit(1)).first() is not None:
                 return None

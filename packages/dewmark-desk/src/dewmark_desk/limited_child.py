@@ -30,6 +30,7 @@ _KILLED = (-signal.SIGKILL, -signal.SIGABRT)  # how the system, and a library in
 _POLL_SECONDS = 1.0
 
 _log = logging.getLogger("dewmark_desk")
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 class OutOfMemory(ChildProcessError):  # noqa: N818 - like TimeoutError, of the limits
@@ -60,30 +61,36 @@ def run(function: str, *arguments: str, data: bytes, bounds: Bounds) -> bytes:
     """
     limits = f"{bounds.seconds!r} {bounds.memory} {int(bounds.writes)}"
     command = [sys.executable, "-P", "-m", "dewmark_desk.limited_child", limits, function, *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            input=data,
-            capture_output=True,
-            timeout=bounds.patience,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": str(bounds.threads)},
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
+    environment = {**os.environ, "OMP_NUM_THREADS": str(bounds.threads)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as done:
+        _running.add(done)
+        try:
+            made, errors = done.communicate(data, timeout=bounds.patience)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            _running.remove(done)
+            done.kill()
     if done.returncode == _REJECTED:
-        raise InputError(done.stdout.decode().strip())
+        raise InputError(made.decode().strip())
     if done.returncode == -signal.SIGPROF:
         raise TimeoutError
     if done.returncode in (_NO_MEMORY, *_KILLED):
         raise OutOfMemory(done.returncode)
     if done.returncode != 0:
         # the type of the last exception; its message may have words of the text, or paths
-        kind = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1].partition(":")[0]
+        kind = (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1].partition(":")[0]
         fields = {"function": function, "code": done.returncode, "exception": kind[:80]}
         _log.error("a child process failed", extra={"fields": fields})
         raise ChildProcessError(done.returncode)
-    return done.stdout
+    return made
+
+
+def end_all() -> None:
+    """End the children that run: the service stops, and nobody waits for them any more."""
+    for child in list(_running):
+        child.kill()
 
 
 def _limit(seconds: float, memory: int, *, writes: bool) -> None:
