@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -55,10 +56,11 @@ class JobRunner:
         *,
         sweep: Callable[[], int],
         query_log: QueryLog | None = None,
+        roots: Path | None = None,
     ) -> None:
-        """``sweep`` deletes what has expired, and returns the number of rows."""
+        """``sweep`` deletes what has expired, and returns its rows' number; ``roots`` as in `Examination`."""
         self._jobs, self._tenants, self._slow, self._reading = jobs, tenants, slow, reading
-        self._query_log, self._sweep, self._swept = query_log, sweep, -math.inf
+        self._query_log, self._sweep, self._swept, self._roots = query_log, sweep, -math.inf, roots
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
@@ -102,8 +104,10 @@ class JobRunner:
         prepare, report = (self._detect, self._batch) if job.kind == BATCH else (self._score, self._audit)
         try:
             tenants = self._find(job)
-            how = _examination(job, tenants)
-            score = _one_by_one_if_need_be(prepare(job, how))
+            how = _examination(job, tenants, self._roots)
+            score = prepare(job, how)
+            if job.kind == BATCH:  # an audit without some of its texts would be of others
+                score = _one_by_one_if_need_be(score)
             empty, page = (seconds_of(Query("中" * size), how) for size in (1, 1001))  # the densest script
             count = max(1, min(_CHUNK, int(_CHUNK_SECONDS / empty)))
             characters = max(1, int(1000.0 * _CHUNK_SECONDS / (page - empty)))
@@ -193,6 +197,8 @@ class JobRunner:
 
     def _batch(self, job: Job, tenants: Sequence[Tenant]) -> dict[str, Any]:
         fpr = job.settings["fpr"]
+        if error := self._jobs.common_error(job):
+            raise InputError(f"none of the texts could be examined: {error}")
         p = [one.p_value for _, one in self._jobs.outcomes(job) if one.p_value is not None]
         return {
             "fpr": fpr,
@@ -225,10 +231,10 @@ def _one_by_one_if_need_be(score: Scoring) -> Scoring:
     return scored
 
 
-def _examination(job: Job, tenants: Sequence[Tenant]) -> Examination:
+def _examination(job: Job, tenants: Sequence[Tenant], roots: Path | None) -> Examination:
     options = {"keys": 1, **job.settings}  # an audit has none
     kept = {name: options[name] for name in ("keys", "fpr", "read") if name in options}
-    return Examination(tenants, test=job.test, **kept)
+    return Examination(tenants, test=job.test, roots=roots, **kept)
 
 
 def _without_text(answer: dict[str, Any]) -> dict[str, Any]:

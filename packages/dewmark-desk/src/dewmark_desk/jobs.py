@@ -26,6 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dewmark.errors import InputError
 from dewmark_desk.detection_report import timestamp
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as words
@@ -136,6 +137,7 @@ class Jobs:
         limit: int,
     ) -> Job:
         """Store a job, under a random id unless it is ``named``."""
+        self._delete(self._dead())
         id_ = named or f"j_{secrets.token_urlsafe(16)}"
         with self._store.write() as connection:
             open_ = jobs.c.state.in_((STORING, *_OPEN))
@@ -160,9 +162,12 @@ class Jobs:
                 "options": json.dumps(dict(options or {})),
             }
             connection.execute(sa.insert(jobs).values(row))
+        # not one that another request has stored since under the same name
+        mine = sa.and_(jobs.c.id == id_, jobs.c.state == STORING, jobs.c.created == row["created"])
         try:
             for start in range(0, len(texts), _ROWS):
                 with self._briefly() as connection:
+                    _keep(connection, mine, leased_until=self._clock() + self._lease)
                     for table, names in ((items, ("language", "name")), (words, ("text", "prompt"))):
                         rows = [
                             {"job": id_, "number": each.number}
@@ -170,23 +175,20 @@ class Jobs:
                             for each in texts[start : start + _ROWS]
                         ]
                         connection.execute(sa.insert(table), rows)
-                    renewed = sa.update(jobs).where(jobs.c.id == id_)
-                    connection.execute(renewed.values(leased_until=self._clock() + self._lease))
             with self._store.write() as connection:
-                stored = sa.update(jobs).where(jobs.c.id == id_)
-                connection.execute(stored.values(state="queued", leased_until=0.0))
+                _keep(connection, mine, state="queued", leased_until=0.0)
         except BaseException:
             with contextlib.suppress(sa.exc.SQLAlchemyError):
-                self.delete(id_)
+                self._delete(mine)
             raise
         found = self.get(id_)
         assert found is not None  # just written
         return found
 
     def get(self, id_: str) -> Job | None:
-        """The job with this id, if any."""
+        """The job with this id, if any and if it is not dead."""
         with self._store.read() as connection:
-            row = connection.execute(sa.select(jobs).where(jobs.c.id == id_)).first()
+            row = connection.execute(sa.select(jobs).where(jobs.c.id == id_, ~self._dead())).first()
         return None if row is None else _job(row)
 
     def of(self, owner: str | None, *, after: Job | None = None, limit: int = 50) -> list[Job]:
@@ -206,14 +208,28 @@ class Jobs:
         self._delete(jobs.c.id == id_)
 
     def expire(self, *, days: float) -> int:
-        """Delete the jobs that ended this long ago; returns their number."""
+        """Delete jobs that ended this long ago, and texts that a dead worker left; the number of jobs."""
+        left = sa.select(jobs).where(jobs.c.finished.is_not(None), jobs.c.id.in_(sa.select(words.c.job)))
+        with self._store.read() as connection:
+            ended = [_job(row) for row in connection.execute(left)]
+        for job in ended:
+            self._empty(words, job)
         return self._delete(jobs.c.finished < self._clock() - 86_400.0 * days)
 
+    def _dead(self) -> sa.ColumnElement[bool]:
+        """The jobs whose worker died before all their texts were stored."""
+        return sa.and_(jobs.c.state == STORING, jobs.c.leased_until < self._clock())
+
     def _delete(self, which: sa.ColumnElement[bool]) -> int:
+        with self._store.read() as connection:  # most often there are none, which needs no lock
+            if connection.execute(sa.select(jobs.c.id).where(which).limit(1)).first() is None:
+                return 0
         with self._store.write() as connection:
             gone = [_job(row) for row in connection.execute(sa.select(jobs).where(which))]
-            ended = sa.update(jobs).where(which).values(state="failed")  # whoever runs one loses it
-            connection.execute(ended)
+            finished = sa.func.coalesce(jobs.c.finished, self._clock())  # it expires if this worker dies
+            connection.execute(  # whoever runs one loses it
+                sa.update(jobs).where(which).values(state="failed", finished=finished)
+            )
         for job in gone:
             self._empty(words, job)
             self._empty(items, job)
@@ -245,12 +261,11 @@ class Jobs:
         """Lease the next free job of the given tenants; tokens take turns."""
         now = self._clock()
         free = sa.or_(jobs.c.state == "queued", sa.and_(jobs.c.state == "running", jobs.c.leased_until < now))
-        dead = sa.and_(jobs.c.state == STORING, jobs.c.leased_until < now)
+        self._delete(self._dead())
         with self._store.read() as connection:  # most polls find nothing and need no lock
-            if connection.execute(sa.select(jobs.c.id).where(sa.or_(free, dead)).limit(1)).first() is None:
+            if connection.execute(sa.select(jobs.c.id).where(free).limit(1)).first() is None:
                 return None
         with self._store.write() as connection:
-            connection.execute(sa.delete(jobs).where(dead))  # and its rows
             connection.execute(
                 sa.update(jobs)
                 .where(free, jobs.c.attempts >= ATTEMPTS)
@@ -309,7 +324,7 @@ class Jobs:
             for one in scored if mine else ():
                 found = one.result or {}
                 kept = {name: value for name, value in found.items() if first.get(name, self) != value}
-                first = found if one.number == 0 else first
+                first = found if one.number == 0 and "error" not in found else first
                 connection.execute(
                     sa.update(items)
                     .where(items.c.job == job.id, items.c.number == one.number)
@@ -365,6 +380,16 @@ class Jobs:
             for found in [json.loads(row.result or "{}")]
         ]
 
+    def common_error(self, job: Job) -> str | None:
+        """The error of the first text, if no text has a result."""
+        examined = sa.select(items.c.number).where(
+            items.c.job == job.id, items.c.result.not_like('{"error"%')
+        )
+        with self._store.read() as connection:
+            if connection.execute(examined.limit(1)).first() is not None:
+                return None
+        return next((str(row["error"]) for row in self.results(job, limit=1)), None)
+
     def finish(self, job: Job, *, result: dict[str, Any] | None = None, error: str | None = None) -> None:
         """End a job with a result or an error, and delete its texts; a finished batch keeps its results."""
         now = self._clock()
@@ -374,12 +399,10 @@ class Jobs:
             "error": error,
             "result": None if result is None else json.dumps(result, ensure_ascii=False),
         }
-        with self._store.write() as connection:
-            if not connection.execute(self._own(job).values(leased_until=now + self._lease)).rowcount:
+        with self._store.write() as connection:  # first, since a job without its texts looks done
+            if not connection.execute(self._own(job).values(values)).rowcount:
                 return
         self._empty(words, job)
-        with self._store.write() as connection:
-            connection.execute(self._own(job).values(values))
         if job.kind == AUDIT or error is not None:
             self._empty(items, job)
         self._forget()
@@ -406,6 +429,12 @@ class Jobs:
         """An update that applies only while this worker holds the lease."""
         mine = jobs.c.worker == self.worker
         return sa.update(jobs).where(jobs.c.id == job.id, jobs.c.state == "running", mine)
+
+
+def _keep(connection: sa.Connection, mine: sa.ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401
+    """Update a job that is being stored; `InputError` if it has been deleted meanwhile."""
+    if not connection.execute(sa.update(jobs).where(mine).values(values)).rowcount:
+        raise InputError("the job was deleted while its texts were being stored: submit it again")
 
 
 def _first(connection: sa.Connection, job: Job) -> dict[str, Any]:

@@ -10,6 +10,7 @@ nothing about what the functions do. It blocks: call it in a thread.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -20,11 +21,20 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 
-from dewmark.errors import DewmarkError, InputError
+from dewmark.errors import ConfigError, InputError
 
 _NICENESS = 10  # requests go before what strangers have parsed
 _REJECTED = 3  # exit code of a child that wrote a message for the user
+_NO_MEMORY = 4
+_KILLED = (-signal.SIGKILL, -signal.SIGABRT)  # how the system, and a library in C, ends one without memory
 _POLL_SECONDS = 1.0
+
+_log = logging.getLogger("dewmark_desk")
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+class OutOfMemory(ChildProcessError):  # noqa: N818 - like TimeoutError, of the limits
+    """A child needed more memory than it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +49,48 @@ class Bounds:
     """Seconds for which it is waited, on a machine that is busy with other work."""
     writes: bool = False
     """Whether it may write files."""
+    threads: int = 1
+    """Of a numerical library; processor time counts in all of them, also while they wait for each other."""
 
 
 def run(function: str, *arguments: str, data: bytes, bounds: Bounds) -> bytes:
     """What ``MODULE:FUNCTION`` makes of the data and the arguments; a list of processes shows the latter.
 
-    Raises `InputError` with its own message, `TimeoutError` if its time is up, and `ChildProcessError` if it
-    failed in another way, such as for want of memory.
+    Raises `InputError` with its own message, `TimeoutError` if its time is up, `OutOfMemory`, and
+    `ChildProcessError` if it failed in another way, of which the log has the type.
     """
     limits = f"{bounds.seconds!r} {bounds.memory} {int(bounds.writes)}"
     command = [sys.executable, "-P", "-m", "dewmark_desk.limited_child", limits, function, *arguments]
-    try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=bounds.patience, check=False)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
+    environment = {**os.environ, "OMP_NUM_THREADS": str(bounds.threads)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as done:
+        _running.add(done)
+        try:
+            made, errors = done.communicate(data, timeout=bounds.patience)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            _running.remove(done)
+            done.kill()
     if done.returncode == _REJECTED:
-        raise InputError(done.stderr.decode("utf-8", "replace").strip())
+        raise InputError(made.decode().strip())
     if done.returncode == -signal.SIGPROF:
         raise TimeoutError
+    if done.returncode in (_NO_MEMORY, *_KILLED):
+        raise OutOfMemory(done.returncode)
     if done.returncode != 0:
+        # the type of the last exception; its message may have words of the text, or paths
+        kind = (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1].partition(":")[0]
+        fields = {"function": function, "code": done.returncode, "exception": kind[:80]}
+        _log.error("a child process failed", extra={"fields": fields})
         raise ChildProcessError(done.returncode)
-    return done.stdout
+    return made
+
+
+def end_all() -> None:
+    """End the children that run: the service stops, and nobody waits for them any more."""
+    for child in list(_running):
+        child.kill()
 
 
 def _limit(seconds: float, memory: int, *, writes: bool) -> None:
@@ -84,16 +115,21 @@ def _end_with(parent: int) -> None:
 
 
 def main(limits: str, function: str, *arguments: str) -> int:
-    """The child process. Exit code 3 comes with a message for the user on stderr."""
+    """The child process. Exit code 3 comes with a message for the user on stdout."""
     seconds, memory, writes = limits.split()
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     _limit(float(seconds), int(memory), writes=writes == "1")
     module, _, name = function.partition(":")
     try:
         made: bytes = getattr(import_module(module), name)(sys.stdin.buffer.read(), *arguments)
-    except DewmarkError as error:
-        sys.stderr.write(f"{error}\n")
+    except (InputError, ConfigError) as error:
+        sys.stdout.buffer.write(str(error).encode("utf-8", "replace"))
         return _REJECTED
+    except Exception as error:
+        # torch raises a RuntimeError, and the system an OSError
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return _NO_MEMORY
+        raise
     sys.stdout.buffer.write(made)
     return 0
 

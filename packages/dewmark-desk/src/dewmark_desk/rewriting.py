@@ -16,13 +16,13 @@ from typing import Any
 from dewmark.detector import Detector
 from dewmark.errors import InputError
 from dewmark.registry import Registry
-from dewmark_desk.limited_child import Bounds, run
+from dewmark_desk.limited_child import Bounds, OutOfMemory, run
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants
 
 rewriters = Registry("way to mark existing texts", {}, group="dewmark.rewriters", companion="dewmark-rewrite")
 
-BOUNDS = Bounds(seconds=400.0, memory=6 << 30, patience=600.0, writes=True)  # it may fetch its model
+BOUNDS = Bounds(seconds=400.0, memory=6 << 30, patience=600.0, writes=True, threads=2)  # may fetch its model
 _CHANGE = ("start", "end", "old", "new")
 
 
@@ -41,7 +41,7 @@ def changes(settings: Settings, tenant: str, text: str, budget: float) -> list[d
     told = {"settings": own.to_json(), "text": text, "budget": budget}
     try:
         made = run(f"{__name__}:rewrite", data=json.dumps(told).encode(), bounds=BOUNDS)
-    except (TimeoutError, ChildProcessError):
+    except (TimeoutError, OutOfMemory):
         raise InputError("rewriting the text takes too long or too much memory: send less of it") from None
     found: list[dict[str, Any]] = json.loads(made)
     return found

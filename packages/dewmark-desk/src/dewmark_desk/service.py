@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import anyio
 import sqlalchemy as sa
 
+from dewmark_desk import limited_child
 from dewmark_desk.admission import SLICE
 from dewmark_desk.api_tokens import OPEN, Caller, Tokens
 from dewmark_desk.fair_pool import FairPool
@@ -71,7 +72,13 @@ class Service:
         self.provider = None if chain is None else Provider(Path(chain[0]), Path(chain[1]))
         """Who signs manifests into texts."""
         self.runner = JobRunner(
-            self.jobs, self.tenants, self.slow, self.reading, sweep=self.sweep, query_log=self.query_log
+            self.jobs,
+            self.tenants,
+            self.slow,
+            self.reading,
+            sweep=self.sweep,
+            query_log=self.query_log,
+            roots=None if settings.roots is None else Path(settings.roots),
         )
         self._checking, self._checked = threading.Lock(), (-math.inf, False)
         self.draining = False
@@ -82,11 +89,12 @@ class Service:
         self.runner.start()
 
     def close(self) -> None:
-        """Finish accepted requests, return unfinished jobs to the queue, and close the store."""
+        """Finish accepted work but that of children, requeue unfinished jobs, and close the store."""
         self.draining = True
         self.runner.close()
         if self.generator is not None:
             self.generator.close()
+        limited_child.end_all()
         for pool in self.pools:
             pool.close()
         self.store.close()

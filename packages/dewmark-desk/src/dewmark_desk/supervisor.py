@@ -1,6 +1,6 @@
 """The parent process of the workers: it holds the listening socket and replaces workers that die or hang.
 
-A worker says every second that it is alive, from a thread that its event loop has asked for; one that falls
+A worker says every second that it is alive, from a thread that its event loop has started; one that falls
 silent is killed.
 
 Connections wait in the shared socket, so a dying worker loses only the requests that it was serving; accepted
@@ -60,21 +60,17 @@ class _Worker:
             text=True,
         )
         self.ready = threading.Event()
-        self._heard = 0.0
+        self.silent = 0.0
+        """Seconds of polls since the worker has last been heard; a pause of the machine is none."""
         assert self.process.stdin is not None
         self.process.stdin.write(settings.to_json() + "\n")
         self.process.stdin.flush()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    @property
-    def silence(self) -> float:
-        """Seconds since a worker that was ready has last been heard; 0 before that."""
-        return time.monotonic() - self._heard if self.ready.is_set() else 0.0
-
     def _listen(self) -> None:
         assert self.process.stdout is not None
         while self.process.stdout.readline():
-            self._heard = time.monotonic()
+            self.silent = 0.0
             self.ready.set()
 
 
@@ -181,7 +177,8 @@ class Supervisor:
     def _kill_silent(self) -> None:
         """Kill workers that do not answer."""
         for worker in self._workers:
-            if worker.process.poll() is None and worker.silence > self._settings.silent_seconds:
+            worker.silent += _POLL_SECONDS * worker.ready.is_set()
+            if worker.process.poll() is None and worker.silent > self._settings.silent_seconds:
                 _log.error("a worker does not answer", extra={"fields": {"pid": worker.process.pid}})
                 worker.process.kill()
                 worker.process.wait()

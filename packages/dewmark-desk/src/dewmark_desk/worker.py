@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import anyio
 import uvicorn
 
 from dewmark.errors import DewmarkError
@@ -69,9 +70,10 @@ class _Server(uvicorn.Server):
         self._beating = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
-        """Show that the event loop runs and has a thread to spare, without which nothing is answered."""
+        """Show that the event loop runs and can start a thread."""
+        own = anyio.CapacityLimiter(1)  # all other threads may wait for a slow store, which is no fault
         while True:
-            await self._service.in_thread(_say, "ready\n")
+            await anyio.to_thread.run_sync(_say, "ready\n", limiter=own)
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from pydantic_core import to_json
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts, until
 from tests.desk.test_jobs import ended
 
+from dewmark.errors import InputError
 from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
+from dewmark_desk.routes import jobs as routes
 from dewmark_desk.store import Store, items, jobs
 from dewmark_desk.store import texts as stored_texts
 
@@ -62,6 +67,13 @@ class TestResults:
 
         until(are_gone)  # the log is cut just after the job has ended
 
+    def test_signers_are_trusted_as_by_detect(self, open_service, monkeypatch):
+        asked = []
+        monkeypatch.setattr(verdicts, "layers", lambda *_, roots: asked.append(roots))
+        client = open_service(roots="/etc/roots.pem")
+        ended(client, client.post("/v1/batches", json=BODY).headers["location"])
+        assert asked == [Path("/etc/roots.pem")] * len(TEXTS)
+
     def test_several_tenants_are_corrected_for(self, open_service):
         client = open_service(tenants=("acme", "beta"))
         where = client.post("/v1/batches", json=BODY).headers["location"]
@@ -96,13 +108,13 @@ class TestResults:
         assert shared.post("/v1/batches", json=body).status_code in (404, 422)
 
 
-@pytest.mark.parametrize("bad", [0, 3, 20])
+@pytest.mark.parametrize("bad", [{0}, {3}, {20}, {0, 3}])
 def test_a_job_survives_a_text_that_cannot_be_examined(client, monkeypatch, bad):
     """Wherever it stands: the first result is stored whole, and the others by what differs from it."""
     detect = verdicts.detect
 
     def fails(queries, how):
-        if any(query.text == TEXTS[bad] for query in queries):
+        if any(query.text == TEXTS[i] for query in queries for i in bad):
             raise ZeroDivisionError("secret words of the text")
         return detect(queries, how)
 
@@ -111,9 +123,19 @@ def test_a_job_survives_a_text_that_cannot_be_examined(client, monkeypatch, bad)
     where = run(client)
     rows = [row for page in pages(client, where) for row in page]
     error = "internal error, see the service's log"
-    assert rows[bad] == {"number": bad, "id": f"t{bad}", "error": error}
-    assert [*rows[:bad], *rows[bad + 1 :]] == [*whole[:bad], *whole[bad + 1 :]]
-    assert client.get(where).json()["result"]["without_verdict"] == 1
+    assert rows == [
+        {"number": i, "id": f"t{i}", "error": error} if i in bad else row for i, row in enumerate(whole)
+    ]
+    assert client.get(where).json()["result"]["without_verdict"] == len(bad)
+
+
+def test_a_batch_whose_texts_all_fail_has_failed(client, monkeypatch):
+    def fails(queries, how):
+        raise InputError("no reader")
+
+    monkeypatch.setattr(verdicts, "detect", fails)
+    job = ended(client, client.post("/v1/batches", json=BODY).headers["location"])
+    assert (job["state"], job["error"]) == ("failed", "none of the texts could be examined: no reader")
 
 
 def run(client) -> str:
@@ -183,6 +205,45 @@ def test_a_slow_chunk_keeps_its_job(tmp_path):
 
 
 class TestIdempotency:
+    def test_a_request_that_waits_for_its_twin_is_hashed_once(self, client, monkeypatch):
+        headers, submit, hashed = {"Idempotency-Key": "now"}, client.service.jobs.submit, []
+        waits, found = threading.Event(), []
+
+        def counted(body):
+            hashed.append(body)
+            return to_json(body)
+
+        def slow(*arguments, **options):
+            with ThreadPoolExecutor(1) as pool:
+                first = submit(*arguments, **options)
+                state(first.id, "storing")
+                twin = pool.submit(client.post, "/v1/batches", json=BODY, headers=headers)
+                until(waits.is_set)
+                state(first.id, "queued")
+                found.append(twin.result().json()["job"]["id"])
+            return first
+
+        def state(id_, value):
+            with client.service.store.write() as connection:
+                row = sa.update(jobs).where(jobs.c.id == id_)
+                connection.execute(row.values(state=value, leased_until=client.service.jobs._clock() + 600.0))
+
+        get, seen = client.service.jobs.get, []
+
+        def polled(id_):
+            seen.append(id_)
+            if len(seen) > 5:
+                waits.set()
+            return get(id_)
+
+        client.service.runner.close()
+        monkeypatch.setattr(client.service.jobs, "submit", slow)
+        monkeypatch.setattr(client.service.jobs, "get", polled)
+        monkeypatch.setattr(routes, "to_json", counted)
+        made = client.post("/v1/batches", json=BODY, headers=headers).json()["job"]["id"]
+        assert found == [made]
+        assert len(hashed) == 2  # one of each
+
     def test_a_named_request_is_one_job_of_its_token_and_charged_once(self, client):
         headers = {**bearer(client, "detect", budget=30), "Idempotency-Key": "monday"}
         first, again = (client.post("/v1/batches", json=BODY, headers=headers) for _ in range(2))

@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts, until
 
+from dewmark.errors import InputError
+from dewmark_desk import job_runner
 from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
 from dewmark_desk.store import Store, items, texts
 
@@ -36,6 +38,10 @@ def submit(jobs: Jobs, owner: str = "me", **limits: int):
         texts=[Item(i, f"text {i}", None, "en") for i in range(5)],
         **{"owner_limit": 4, "limit": 8, **limits},
     )
+
+
+def dies(*_):
+    raise KeyboardInterrupt
 
 
 def ended(client, location: str, headers=None) -> dict:
@@ -100,6 +106,28 @@ class TestLeases:
             assert connection.execute(sa.select(items)).all() == []
             assert connection.execute(sa.select(texts)).all() == []
 
+    def test_a_job_that_failed_stays_so_if_its_worker_dies_then(self, workers, store, clock, monkeypatch):
+        submit(workers[0])
+        job = workers[0].claim(["acme"])
+        monkeypatch.setattr(workers[0], "_empty", dies)
+        with pytest.raises(KeyboardInterrupt):
+            workers[0].finish(job, error="no such key")
+        clock.now += 21.0
+        assert workers[1].claim(["acme"]) is None
+        assert (workers[1].get(job.id).state, workers[1].get(job.id).error) == ("failed", "no such key")
+        assert workers[1].expire(days=1) == 0
+        with store.read() as connection:
+            assert connection.execute(sa.select(texts)).all() == []
+
+    def test_a_job_that_is_half_deleted_expires(self, workers, clock, monkeypatch):
+        made = submit(workers[0])
+        monkeypatch.setattr(workers[0], "_empty", dies)
+        with pytest.raises(KeyboardInterrupt):
+            workers[0].delete(made.id)
+        clock.now += 86_401.0
+        assert workers[1].expire(days=1) == 1
+        assert workers[1].get(made.id) is None
+
     def test_open_jobs_are_limited(self, workers):
         for _ in range(2):
             submit(workers[0], owner_limit=2)
@@ -142,6 +170,36 @@ class TestManyTexts:
             assert connection.execute(sa.select(items)).all() == []
             assert connection.execute(sa.select(texts)).all() == []
 
+    def test_a_dead_job_takes_no_name_and_no_slot(self, workers, store, clock, monkeypatch):
+        mine, other = workers
+        options = {"named": "j_mine", "texts": self.MANY, "tenant": "acme", "test": None, "limit": 8}
+        with monkeypatch.context() as patched:
+            patched.setattr(mine, "_delete", lambda _: None)
+            patched.setattr(mine, "_briefly", dies)
+            with pytest.raises(KeyboardInterrupt):
+                mine.submit("me", owner_limit=1, **options)
+        clock.now += 21.0
+        assert other.get("j_mine") is None
+        assert other.submit("me", owner_limit=1, **options).state == "queued"
+
+    def test_a_job_that_is_deleted_while_it_is_stored_is_told(self, workers, store, monkeypatch):
+        mine, other = workers
+        briefly, calls = mine._briefly, []
+
+        def once():
+            calls.append(1)
+            if len(calls) == 2:
+                other.delete("j_mine")
+            return briefly()
+
+        monkeypatch.setattr(mine, "_briefly", once)
+        with pytest.raises(InputError, match="deleted while"):
+            mine.submit(
+                "me", named="j_mine", texts=self.MANY, tenant="acme", test=None, owner_limit=1, limit=8
+            )
+        with store.read() as connection:
+            assert connection.execute(sa.select(texts)).all() == []
+
     def test_a_job_that_is_not_stored_yet_is_run_by_nobody(self, workers, store, clock, monkeypatch):
         mine, other = workers
         briefly, found = mine._briefly, []
@@ -153,7 +211,7 @@ class TestManyTexts:
             return briefly()
 
         monkeypatch.setattr(mine, "_briefly", once)
-        monkeypatch.setattr(mine, "delete", lambda _: None)
+        monkeypatch.setattr(mine, "_delete", lambda _: None)
         options = {"tenant": "acme", "test": None, "owner_limit": 1, "limit": 8}
         with pytest.raises(KeyboardInterrupt):
             mine.submit("me", named="j_mine", texts=self.MANY, **options)
@@ -196,6 +254,19 @@ class TestAudit:
         job = ended(client, made.headers["location"])
         assert job["state"] == "failed"
         assert "long enough" in job["error"]
+
+    def test_audit_with_a_text_that_cannot_be_examined_fails(self, client, monkeypatch):
+        detect = job_runner.detect_texts
+
+        def fails(bound, texts, **options):
+            if TEXTS[3] in texts:
+                raise InputError("no such word")
+            return detect(bound, texts, **options)
+
+        monkeypatch.setattr(job_runner, "detect_texts", fails)
+        made = client.post("/v1/audit", json={"texts": [{"text": text} for text in TEXTS]})
+        job = ended(client, made.headers["location"])
+        assert (job["state"], job["error"]) == ("failed", "no such word")
 
     def test_job_belongs_to_its_token(self, client):
         mine, other, admin = (bearer(client, scope) for scope in ("detect", "detect", "admin"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from tests.desk import live
-from tests.desk.live import SECRETS, export
+from tests.desk.live import PATIENCE, SECRETS, export, make_service, until
 
 from dewmark.errors import InputError
-from dewmark_desk import rewriting
+from dewmark_desk import limited_child, rewriting
+from dewmark_desk.limited_child import OutOfMemory
 
 TEXT = "The committee decided to purchase a large building near the river."
 
@@ -136,7 +138,7 @@ def test_a_text_is_rewritten_in_another_process(tmp_path, monkeypatch, open_serv
     assert int(process) != os.getpid()
 
 
-@pytest.mark.parametrize("error", [TimeoutError, ChildProcessError])
+@pytest.mark.parametrize("error", [TimeoutError, OutOfMemory])
 def test_a_text_that_takes_too_much_is_refused_in_one_line(proposing, monkeypatch, open_service, error):
     def fails(*_, **__):
         raise error
@@ -145,6 +147,21 @@ def test_a_text_that_takes_too_much_is_refused_in_one_line(proposing, monkeypatc
     answer = open_service().post("/v1/rewrite", json={"text": TEXT})
     assert answer.status_code == 422
     assert "too long or too much memory" in answer.json()["error"]["message"]
+
+
+def test_a_service_that_stops_ends_its_children(tmp_path, monkeypatch):
+    service = make_service(tmp_path)
+    service.start()
+    bounds = limited_child.Bounds(60.0, 1 << 30, patience=PATIENCE)
+    task = lambda _: [limited_child.run("sleeping:sleep", data=b"", bounds=bounds)]  # noqa: E731
+    (tmp_path / "sleeping.py").write_text("import time\n\ndef sleep(data):\n    time.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(service.rewriting.run_job, task, [""], owner="me", cost=1.0)
+        until(lambda: limited_child._running)
+        service.close()
+        with pytest.raises(ChildProcessError):
+            answer.result()
 
 
 def test_nobody_s_texts_wait_for_a_text_that_is_rewritten(proposing, monkeypatch, open_service):
@@ -166,3 +183,13 @@ def test_nobody_s_texts_wait_for_a_text_that_is_rewritten(proposing, monkeypatch
         finally:
             ending.set()
         assert answer.result().json()["changes"] == []
+
+
+def test_a_key_that_is_gone_is_no_fault_of_the_text(monkeypatch, open_service):
+    monkeypatch.setattr(rewriting, "rewriters", {"rewrite": None})
+    client = open_service()
+    gone = (("acme", "/nowhere/secret"),)
+    client.service.settings = dataclasses.replace(client.service.settings, detectors=gone)
+    answer = client.post("/v1/rewrite", json={"text": TEXT})
+    assert answer.status_code == 500
+    assert "nowhere" not in answer.text

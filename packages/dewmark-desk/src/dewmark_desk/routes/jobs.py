@@ -150,6 +150,7 @@ async def _submit(
         raise ApiError(403, "forbidden", "this service stores no texts, so it runs no jobs")
     id_ = None if name is None else named_id(caller.id, name)
 
+    @functools.cache  # a body has up to 18 MB, and `stored` asks again and again
     def digest() -> str:
         """The request's, salted with its name, which is not stored: nobody can test a guess of the texts."""
         return hashlib.sha256(f"{name}/{kind}/".encode() + to_json(body)).hexdigest()
