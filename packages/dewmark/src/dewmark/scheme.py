@@ -372,7 +372,8 @@ def check_test(test: str | None, known: Sequence[str]) -> str:
 
 def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float) -> list[str]:
     """Validate a detector's input; returns the prompts with None replaced by ''."""
-    if not isinstance(fpr, float | int) or not 0.0 < fpr < 1.0:
+    level: object = fpr  # whatever it is
+    if not isinstance(level, float | int) or not 0.0 < level < 1.0:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr!r}")
     for name, value in (("texts", texts), ("prompts", prompts)):
         if isinstance(value, str):
