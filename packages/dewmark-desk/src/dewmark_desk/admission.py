@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dewmark.capabilities import GivesEvidence
 from dewmark.encoders.lexicon import MOST_TIMES
 from dewmark.text.words import most_words
 from dewmark.verdict import MIN_SEARCHED
@@ -139,9 +140,10 @@ def seconds_of(query: Query, how: Examination) -> float:
     )
     seconds += 6e-6 * units + 45e-6 * min(units, _READ)  # the packaged reader, once for all keys
     if (new := _new_units(query, how, units)) >= MIN_SEARCHED:
-        kinds = len({each.bound.scheme for each in how.tenants})  # each reads the text for itself
+        searched = [each for each in how.tenants if isinstance(each.bound, GivesEvidence)]
+        kinds = len({each.bound.scheme for each in searched})  # each reads the text for itself
         # nine tenths are draws that only a striking text needs, such as a marked one (`dewmark.stats.scan`)
-        seconds += kinds * (0.1 + 1.15e-3 * new) + len(how.tenants) * (0.004 + 20e-6 * new)
+        seconds += kinds * (0.1 + 1.15e-3 * new) + len(searched) * (0.004 + 20e-6 * new)
     return seconds + (1e-3 * size if how.has_reader else 0.0)
 
 
@@ -179,7 +181,7 @@ def check_seconds(seconds: float, settings: Settings) -> None:
         raise ApiError(
             413,
             "too_much_work",
-            f"this would take about {seconds:.0f} s, and a request may take {settings.request_seconds:g} s: "
+            f"this would take about {seconds:.0f} s at once, and may take {settings.request_seconds:g} s: "
             "send less text, name fewer tenants, or send a batch",
         )
 

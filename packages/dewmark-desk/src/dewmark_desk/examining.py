@@ -123,8 +123,10 @@ async def examine(
             plan, queries, owner=caller.id, cost=_PLANNING * characters
         )
     seconds = sum(cost for _, cost in parts)
-    # a reader may run on an accelerator: what its work has taken so far says more
-    check_seconds(seconds * (service.reading.pace if how.has_reader else 1.0), service.settings)
+    if how.has_reader:  # it may run on an accelerator: what its work has taken so far says more
+        check_seconds(seconds * service.reading.pace, service.settings)
+    else:  # others have their turn between the parts
+        check_seconds(max(cost for _, cost in parts), service.settings)
     rate = max(len(queries), math.ceil((seconds + sketching) / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
