@@ -128,7 +128,7 @@ class Settings:
     request_bytes: int = 512 * _KIB
     """The most bytes of texts and prompts that one request may have scored; larger collections are jobs."""
     request_seconds: float = 20.0
-    """The most work that cannot be cut into turns: that of a text, or all that a reader reads (`admission`)."""
+    """The most work that cannot be cut into turns: of a text, or all that a reader reads (`admission`)."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""
     held_bytes: int = 64 * _MIB
