@@ -13,10 +13,18 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.errors import ConfigError, VocabularyError
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.scan import Units, restrict
 from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import weighted_bernoulli_pmf
-from dewmark_lab.schemes.keyed_sampling.pasa import PASA, auxiliary_distribution, masses_of, token_clusters
+from dewmark_lab.schemes.keyed_sampling.pasa import (
+    PASA,
+    MatchEvidence,
+    auxiliary_distribution,
+    masses_of,
+    token_clusters,
+)
 
 KEYS = 80
 RNG = np.random.default_rng(5)
@@ -162,3 +170,17 @@ def test_certain_model_gives_no_evidence(cache: Path) -> None:
     found = bind(cache, model=ToyModel(), alpha=1.0).detect(numbers(60))
     assert found.tokens_scored <= 58
     assert np.isfinite(found.z)
+
+
+def test_a_part_of_a_text_has_the_matches_of_its_own_pairs() -> None:
+    rng = np.random.default_rng(3)
+    n = 60
+    plain = Evidence.independent(rng.normal(size=n), np.ones(n), np.arange(n))
+    whole = MatchEvidence(
+        **vars(plain), matches=rng.integers(0, 2, n).astype(float), chances=rng.uniform(0.1, 0.5, n)
+    )
+    units = Units.of(whole)
+    part = restrict(whole, units[20:50])
+    assert part.matches.tolist() == whole.matches[20:50].tolist()
+    assert part.chances.tolist() == whole.chances[20:50].tolist()
+    assert len(part) == len(part.matches) == 30

@@ -10,6 +10,7 @@ Boundary: arrays and their meaning; the statistics are in the other modules of `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,10 @@ class Evidence:
 
     The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
     If f is linear, rows need not be unit vectors (``unit_rows`` false): a unit with short rows weighs less.
+    A scheme's own kind of evidence names in ``of_pairs`` its arrays with a row for each pair.
     """
+
+    of_pairs: ClassVar[tuple[str, ...]] = ()
 
     scores: F64
     alignments: NDArray[np.floating]

@@ -538,4 +538,5 @@ def restrict(evidence: Evidence, units: Units) -> Evidence:
         T=evidence.T[pairs],
         C=evidence.C[pairs],
         extra=0,
+        **{name: getattr(evidence, name)[pairs] for name in evidence.of_pairs},
     )

@@ -102,6 +102,7 @@ class PASA(ReadingScheme):
 class MatchEvidence(Evidence):
     """Matches B_t and their chances q_t, both (N,)."""
 
+    of_pairs = ("matches", "chances")
     matches: F64 = dataclasses.field(default_factory=lambda: np.zeros(0))
     chances: F64 = dataclasses.field(default_factory=lambda: np.zeros(0))
 

@@ -79,6 +79,7 @@ class PMark(Scheme):
 class ChannelEvidence(Evidence):
     """The complete sentences of a text: ``cosines`` (T, b), and whether each ``agrees`` (T, b)."""
 
+    of_pairs = ("cosines", "agrees")
     cosines: F64 = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
     agrees: F64 = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
 
