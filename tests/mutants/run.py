@@ -20,6 +20,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -137,7 +138,7 @@ def share_out(tasks: list, trees: list[Path], work: Work, file: Path) -> None:
     queue, feed = os.pipe()
     os.write(feed, b"".join(index.to_bytes(4, "big") for index in range(len(tasks))))
     os.close(feed)
-    before, began, children = len(read(file)), time.monotonic(), []
+    counter, began, children = multiprocessing.Value("i", 0), time.monotonic(), []
     for tree in trees:
         if child := os.fork():
             children.append(child)
@@ -148,9 +149,10 @@ def share_out(tasks: list, trees: list[Path], work: Work, file: Path) -> None:
             do = work(tree)
             while index := os.read(queue, 4):
                 row, message = do(tasks[int.from_bytes(index, "big")])
-                with file.open("a", encoding="utf-8") as out:
+                with counter.get_lock(), file.open("a", encoding="utf-8") as out:  # a row is many writes
                     out.write(json.dumps(row) + "\n")
-                done = len(read(file)) - before
+                    counter.value += 1
+                    done = counter.value
                 left = (time.monotonic() - began) / done * (len(tasks) - done) / 60
                 say(f"{done:4}/{len(tasks)} {message}, {row['seconds']:.1f} s of CPU; {left:.0f} min left")
             code = 0
