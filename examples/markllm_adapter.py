@@ -17,6 +17,7 @@ from markllm.watermark import auto_watermark
 from markllm.watermark.base import BaseWatermark
 
 import dewmark
+from dewmark.detect import score_text
 
 auto_watermark.WATERMARK_MAPPING_NAMES["dewmark"] = f"{__name__}.Dewmark"
 
@@ -45,6 +46,6 @@ class Dewmark(BaseWatermark):
 
     def detect_watermark(self, text: str, return_dict: bool = True, *_: Any, **__: Any) -> Any:
         """The verdict at p < 0.01, and z as the score."""
-        found = self.scheme.detect(text)
+        found = score_text(self.scheme, text)
         result = {"is_watermarked": found.p_value < 0.01, "score": found.z}
         return result if return_dict else tuple(result.values())

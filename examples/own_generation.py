@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dewmark
+from dewmark.detect import score_text
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
@@ -28,7 +29,7 @@ output = model.generate(
 )
 text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 print(text)
-print(scheme.detect(text))
+print(score_text(scheme, text))
 
 with tempfile.TemporaryDirectory() as folder:
     dewmark.Detector(scheme).save(Path(folder) / "detector")

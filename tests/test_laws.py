@@ -27,6 +27,7 @@ from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.detector import Detector, detect_texts
 from dewmark.dew.ring import TURNS
 from dewmark.hosts.fake import FakeHost
@@ -100,7 +101,7 @@ def best_alone(key: Key, text: str) -> float:
         matrices += len(epoch.W)
         for index in range(len(epoch.W)):
             alone = [
-                bound.under(epoch.matrix(epoch.use(index, place))).detect(text).p_value
+                score_text(bound.under(epoch.matrix(epoch.use(index, place))), text).p_value
                 for place in range(epoch.messages.count)
             ]
             best = min(best, min(alone) * len(alone))
@@ -119,7 +120,7 @@ def agree(found: list, expected: list[float]) -> None:
 def likely_texts(name: str) -> tuple[str, ...]:
     """Of 40 unmarked texts those with the smallest p-values under a key, which corrections change most."""
     texts = random_texts(40, 80, seed=len(name))
-    found = dewmark.load_scheme(KEYS[name]).detect_batch(texts)
+    found = score_texts(dewmark.load_scheme(KEYS[name]), texts)
     order = np.argsort([each.p_value for each in found])[:TEXTS]
     return tuple(texts[i] for i in order)
 
@@ -220,7 +221,7 @@ def test_prompts_stay_with_their_texts_in_every_door(command, tmp_path, monkeypa
     written = [i for i, text in enumerate(texts) if text.strip()]
 
     def z_of(bound, before: list[str | None]) -> list[float]:
-        return [bound.detect(texts[i], prompt=before[i]).z for i in written]
+        return [score_text(bound, texts[i], prompt=before[i]).z for i in written]
 
     own = z_of(bounds[0], prompts)
     shifted = z_of(bounds[0], [prompts[-1], *prompts[:-1]])
@@ -237,7 +238,7 @@ def test_prompts_stay_with_their_texts_in_every_door(command, tmp_path, monkeypa
     monkeypatch.setattr(type(bounds[0]), "_units_per_chunk", 40)
     check(detect_texts(bounds[0], texts, prompts=prompts))
     kept = [texts[i] for i in written], [prompts[i] for i in written]
-    assert [each.z for each in bounds[0].detect_batch(kept[0], prompts=kept[1])] == pytest.approx(own)
+    assert [each.z for each in score_texts(bounds[0], kept[0], prompts=kept[1])] == pytest.approx(own)
     named = dewmark.identify(kept[0], keys, prompts=kept[1], **kind)
     assert [each.best.z for each in named] == pytest.approx(best)
     asked = ("--scheme", SCHEME, "--host", "smollm2-135m", "--jsonl", file)
@@ -439,4 +440,4 @@ def test_a_retired_key_marks_nothing_any_more(command, tmp_path) -> None:
     text = watermark.generate("the old bridge", seed=5, max_new_tokens=120, min_new_tokens=120).text
     found = watermark.detect(text)
     assert (found.is_marked, found.epoch) == (True, "new")
-    assert not dewmark.load_scheme(PLAIN, settings={"alpha": 1.0}).detect(text).is_marked
+    assert not score_text(dewmark.load_scheme(PLAIN, settings={"alpha": 1.0}), text).is_marked

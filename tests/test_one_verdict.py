@@ -23,6 +23,7 @@ from dewmark.batch import DetectorSpec, detect_file
 from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, audit_texts
 from dewmark.cli.app import main
+from dewmark.detect import score_text, score_texts
 from dewmark.detector import detect_texts
 from dewmark.passages import locate
 from dewmark.types import Looks
@@ -164,7 +165,7 @@ def test_the_texts_lie_on_both_sides_of_the_level(expected):
 def test_the_library(texts, expected, tmp_path):
     detector = dewmark.Detector.from_key(KEY)
     agree(expected, detector.detect_batch(texts))
-    agree(expected, detector.scheme.detect_batch(texts))
+    agree(expected, score_texts(detector.scheme, texts))
     agree(expected, [each.best for each in dewmark.identify(texts, [KEY])])
     detector.save(tmp_path / "detector")
     agree(expected, dewmark.Detector.load(tmp_path / "detector").detect_batch(texts))
@@ -217,7 +218,7 @@ def test_the_service_its_jobs_and_its_reports(texts, expected, key_file, tmp_pat
 def test_a_nul_character_separates_words_like_a_blank(texts, expected, key_file, tmp_path, capsys):
     """Models write one now and then; one such text must not stop a batch, in any door."""
     some = [texts[0], *(text.replace(" ", "\0", 3) for text in texts[1:4])]
-    agree(expected[:4], dewmark.load_scheme(KEY).detect_batch(some))
+    agree(expected[:4], score_texts(dewmark.load_scheme(KEY), some))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
     agree(expected[:4], rows_of("detect", "--key", key_file, "--jsonl", rows, capsys=capsys))
@@ -259,7 +260,7 @@ def test_a_document_that_is_marked_in_part_has_one_verdict(documents, key_file, 
     bound = dewmark.load_scheme(KEY)
     detector = dewmark.Detector(bound)
     wanted = [answer(detector.detect(text)) for text in documents]
-    whole = bound.detect_batch(documents)
+    whole = score_texts(bound, documents)
     assert [verdict for verdict, _ in wanted[1:]] == ["marked"] * 2 + ["not_marked"] * 2
     assert wanted[1][1] < 0.5 * whole[1].p_value  # its passage decides: the whole text alone shows less
     agree(wanted, detector.detect_batch(documents))
@@ -327,7 +328,7 @@ def test_a_document_is_searched_under_every_key(documents, tmp_path, capsys):
         agree(wanted, detect_over_http(client, documents))
     ring = dewmark.Detector.from_key(RING)
     for text in documents[:2]:
-        one = ring.detect(text)
+        one = score_text(ring, text)
         assert answer(one) == answer(ring.locate(text).judged)
         assert one.looks.passages
 
@@ -338,7 +339,7 @@ def test_short_texts_have_the_whole_level(texts):
     for text in texts[:24]:
         found = locate(text, bound)
         assert found.looks == Looks()
-        assert found.p_value == found.detection.p_value == bound.detect(text).p_value
+        assert found.p_value == found.detection.p_value == score_text(bound, text).p_value
 
 
 def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
@@ -361,9 +362,9 @@ def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_fi
     fpr = 1e-3
     some = texts_near(RING.independent_member(2), 24, z=(3.6, 9.0), tilt=2.0, length=20)
     ring = dewmark.load_scheme(RING)
-    detector, alone = dewmark.Detector(ring), [each.forgery for each in ring.detect_batch(some, fpr=fpr)]
+    detector, alone = dewmark.Detector(ring), [each.forgery for each in score_texts(ring, some, fpr=fpr)]
     assert sum(each is not None and each.attributable for each in alone) >= 3
-    loose = [each.forgery for each in ring.detect_batch(some, fpr=FPR)]
+    loose = [each.forgery for each in score_texts(ring, some, fpr=FPR)]
     assert sum(each.attributable for each in loose if each) > sum(each.attributable for each in alone if each)
     with open_client(tmp_path, {"ring": ring}) as client:
         for text, found in zip(some, detect_over_http(client, some, fpr=fpr), strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dewmark.core.keys import Key
+from dewmark.detect import score_texts
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {
@@ -48,8 +49,8 @@ def demo(texts: Mapping[str, Mapping[str, Any]], key: Callable[[str], Key]) -> s
     from dewmark.types import Verdict
 
     scheme, marked, unmarked = load_scheme(key("chat")), texts["chat-0"], texts["unmarked-0"]
-    found = scheme.detect_batch([marked["text"], unmarked["text"], human_paragraph()])
-    wrong = load_scheme(key("wrong")).detect_batch([marked["text"]])[0]
+    found = score_texts(scheme, [marked["text"], unmarked["text"], human_paragraph()])
+    wrong = score_texts(load_scheme(key("wrong")), [marked["text"]])[0]
     request = marked["prompt"]
     cases = [
         Case("marked text", request, marked["text"], found[0], Verdict.MARKED, marked["nats"]),

@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.golden.api import detecting, worlds, writing
 
+from dewmark.detect import score_texts
+
 PROMPTS = [" the old bridge over the river was not there when they came", " water", " people of the town"]
 SEEDS = [11, 12, 13]
 TOKENS = 60
@@ -33,8 +35,8 @@ def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
     warped = writing.write(host, bound, PROMPTS[:2], seeds=SEEDS[1:], tokens=SHORT, **WARPING)
     texts = [one["text"] for one in written]
     plain = unmarked(0)
-    found = bound.detect_batch([*texts, plain])
-    after = bound.detect_batch([texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
+    found = score_texts(bound, [*texts, plain])
+    after = score_texts(bound, [texts[0], plain], prompts=[PROMPTS[0], PROMPTS[2]])
     section: dict[str, Any] = {
         "written": written,
         "written with temperature and filters": warped,
@@ -42,7 +44,7 @@ def mark_section(name: str, world: worlds.World) -> dict[str, Any]:
         "detected after prompts": [detecting.all_of(one) for one in after],
         "other tests": [
             [
-                detecting.numbers_of(bound.detect(text, test=test))
+                detecting.numbers_of(score_texts(bound, [text], test=test)[0])
                 for text in (plain, texts[0])[: 1 if test == "monte-carlo" else 2]  # it takes its time
             ]
             for test in list(bound.tests)[1:]

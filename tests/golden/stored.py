@@ -8,6 +8,7 @@ from typing import Any
 from tests.golden.api import detecting, numbers, worlds, writing
 from tests.golden.marks import PROMPTS, SEEDS, unmarked
 
+from dewmark.detect import score_texts
 from dewmark.detector import Detector
 from dewmark.text.languages import guess_language
 from dewmark.text.words import words
@@ -66,7 +67,7 @@ def _texts(world: worlds.World, mark: str) -> list[str]:
 
 
 def _judged(bound: Any, texts: list[str]) -> list[dict[str, Any]]:
-    return [detecting.all_of(one) for one in bound.detect_batch(texts, prompts=[PROMPTS[0], None])]
+    return [detecting.all_of(one) for one in score_texts(bound, texts, prompts=[PROMPTS[0], None])]
 
 
 def exported(world: worlds.World) -> dict[str, Any]:

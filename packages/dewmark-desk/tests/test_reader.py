@@ -14,6 +14,7 @@ from dewmark.batch.scorers import DetectorSpec
 from dewmark.cli.app import command_line
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.opening import identify, load_scheme
@@ -80,12 +81,12 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
     assert (plain.reader, found.reader) == (None, "tiny")
     assert found.z != pytest.approx(plain.z, abs=1e-3)
     assert Tiny.runs == 1  # explaining where the mark is does not read again
-    by_name = load_scheme(KEY, reader="tiny").detect(text, prompt=PROMPT)
+    by_name = score_text(load_scheme(KEY, reader="tiny"), text, prompt=PROMPT)
     (many,) = identify([text], [KEY, Key(bytes(32))], prompts=[PROMPT], reader="tiny")
     found_in = watermark.detector(reader=host).locate(text, prompt=PROMPT).detection
     watermark.detector(reader="host").save(tmp_path / "detector")
     stored = Detector.load(tmp_path / "detector")
-    exported = stored.detect(text, prompt=PROMPT)
+    exported = score_text(stored, text, prompt=PROMPT)
     for each in (by_name, many.detections[0], found_in, exported):
         assert each.z == pytest.approx(found.z, abs=1e-4)
         assert each.reader == "tiny"

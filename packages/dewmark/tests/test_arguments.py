@@ -10,6 +10,7 @@ import pytest
 
 from dewmark import Decoding, Detector, Key, Watermark, identify, load_encoder, load_host, load_scheme, locate
 from dewmark.arguments import checked
+from dewmark.detect import score_text, score_texts
 from dewmark.errors import ConfigError, InputError, KeyFileError
 from dewmark.opening import OpenKeys
 
@@ -78,8 +79,8 @@ def test_keys_may_be_the_values_of_a_dict_and_one_text_is_no_list(bag_encoder):
     for call in (
         lambda: identify("hello", [KEY]),
         lambda: Detector.from_key(KEY).detect_batch("hello"),
-        lambda: load_scheme(KEY).detect_batch("hello"),
-        lambda: load_scheme(KEY).detect_batch(["hello"], prompts="x"),
+        lambda: score_texts(load_scheme(KEY), "hello"),
+        lambda: score_texts(load_scheme(KEY), ["hello"], prompts="x"),
     ):
         with pytest.raises(InputError, match="must be a list of texts, got one text: put it into a list"):
             call()
@@ -100,12 +101,12 @@ class Mark:
 def test_right_arguments_pass_whatever_library_they_come_from():
     for fpr in (1, 0.5, np.float32(0.5), np.float64(0.5)):
         assert Mark(fpr).fpr == fpr
-    assert Mark().detect("a", seed=np.int64(3), other=[]) == ("a", 3, {"other": []})
-    assert Mark().detect("a", seed=None)[1] is None
+    assert score_text(Mark(), "a", seed=np.int64(3), other=[]) == ("a", 3, {"other": []})
+    assert score_text(Mark(), "a", seed=None)[1] is None
     assert Mark.detect.__doc__ == "Give everything back."
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", True])
 def test_a_method_is_checked_like_a_function(seed):
     with pytest.raises(ConfigError, match="seed must be a whole number, got"):
-        Mark().detect("a", seed=seed)
+        score_text(Mark(), "a", seed=seed)

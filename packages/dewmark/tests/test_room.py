@@ -13,6 +13,7 @@ from scipy.special import ndtri, ndtri_exp
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
@@ -227,7 +228,7 @@ def test_what_says_marked_is_found_and_what_is_not_found_says_so(bind, host, fie
     decoding = dataclasses.replace(decoding, min_new_tokens=min(TOKENS, decoding.max_new_tokens))
     made = host.generate([PROMPT] * TEXTS, scheme=bound, seeds=range(TEXTS), decoding=decoding)
     for each in made:
-        found = bound.detect(each.text).verdict is Verdict.MARKED
+        found = score_text(bound, each.text).verdict is Verdict.MARKED
         assert each.marked is found, (each.room, each.unmarked)
         assert each.unmarked == (None if found else NO_ROOM)
         assert each.room > 6.0 or each.room < 1.2 or decoding.max_new_tokens == 3

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 import dewmark
+from dewmark.detect import score_text
 from dewmark.errors import MissingExtraError
 from dewmark.hosts import host_info, load_host
 
@@ -28,5 +29,7 @@ def test_a_host_names_the_extra_before_anything_is_fetched(call, monkeypatch) ->
 
 def test_the_default_detects(tmp_path) -> None:
     scheme = dewmark.load_scheme(dewmark.Key(bytes(32)))
-    found = scheme.detect("The old bridge over the river was built by people who came from the north. " * 3)
+    found = score_text(
+        scheme, "The old bridge over the river was built by people who came from the north. " * 3
+    )
     assert found.verdict in dewmark.Verdict

@@ -11,7 +11,7 @@ import numpy as np
 from tests.golden.api.numbers import array_facts
 from tests.golden.api.worlds import MARKS, Json, World, secret
 
-from dewmark.capabilities import GivesEvidence, capability
+from dewmark import capabilities
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
@@ -53,11 +53,14 @@ def many_keys(world: World, mark: str, texts: Sequence[str], keys: Sequence[int]
     """For each text its p-value and z under every key, and the verdict over all of them."""
     scheme, settings = MARKS[mark]
     host = world.host(mark)
-    rows = (
-        SCHEMES[scheme]()
-        .with_settings(dict(settings))
-        .detect_keys([Key(secret(key)) for key in keys], list(texts), host.info, world.workspace(host))
-    )
+    chosen, secrets = SCHEMES[scheme]().with_settings(dict(settings)), [Key(secret(key)) for key in keys]
+    bounds = list(chosen.bind_keys(secrets, host.info, world.workspace(host)))
+    cut = bounds[0].tokenize(list(texts)), bounds[0].tokenize([""] * len(texts))
+    readings = bounds[0].read(*cut)
+    rows = chosen.whole_under(secrets, readings, fpr=0.01, workspace=world.workspace(host))
+    if rows is None:
+        columns = [each.whole(readings, test=each.tests[0], fpr=0.01) for each in bounds]
+        rows = [list(row) for row in zip(*columns, strict=True)]
     made = [decide(row, fpr=0.01, looks=Looks(keys=len(row))) for row in rows]
     return [
         {
@@ -76,7 +79,7 @@ def evidence_of(bound: BoundScheme, texts: Sequence[str]) -> list[dict[str, Json
     """Sums over the evidence of texts, or None where a scheme offers none."""
     cut = bound.tokenize(list(texts))
     try:
-        found = capability(bound, GivesEvidence).evidence(cut, bound.tokenize([""] * len(cut)))
+        found = capabilities.evidence_of(bound, cut, bound.tokenize([""] * len(cut)))
     except ConfigError:
         return None
     return [

@@ -183,15 +183,6 @@ async def _judge(
     pool: FairPool, owner: str, part: Sequence[Query], how: Examination, cost: float
 ) -> list[Answer]:
     """The answers to one part of a request."""
-    if cost <= SLICE:
-        group = (tuple(each.id for each in how.tenants), how.keys, how.fpr, how.test, how.read)
-        detect = functools.partial(verdicts.detect, how=how)
-        return await pool.run(detect, part, owner=owner, cost=cost, group=group)
-    one = cost / len(how.tenants)
-    step = max(1, int(SLICE / one))
-    columns: list[verdicts.Column] = []
-    for start in range(0, len(how.tenants), step):
-        keys = range(start, min(start + step, len(how.tenants)))
-        score = functools.partial(verdicts.score, part, how)
-        columns += await pool.run(score, keys, owner=owner, cost=one * len(keys))
-    return await pool.run(lambda some: verdicts.conclude(some, how, columns), part, owner=owner, cost=one)
+    group = (tuple(each.id for each in how.tenants), how.keys, how.fpr, how.test, how.read)
+    detect = functools.partial(verdicts.detect, how=how)
+    return await pool.run(detect, part, owner=owner, cost=cost, group=group if cost <= SLICE else None)

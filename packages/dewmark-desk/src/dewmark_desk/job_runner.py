@@ -15,14 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dewmark.detector import detect_texts
+from dewmark.detect import detect_texts
 from dewmark.errors import DewmarkError, InputError
 from dewmark.scheme import for_languages, reader_name
 from dewmark.stats.audit import audit
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Verdict
-from dewmark.verdict import DEFAULT_FPR
 from dewmark_desk import verdicts
 from dewmark_desk.admission import SLICE, seconds_of
 from dewmark_desk.fair_pool import FairPool, Overloaded
@@ -145,7 +144,10 @@ class JobRunner:
 
         def score(some: Sequence[Item]) -> list[ScoredItem]:
             texts, prompts = [item.text for item in some], [item.prompt for item in some]
-            found = detect_texts(anywhere, texts, prompts=prompts, fpr=DEFAULT_FPR, test=job.test)
+            examined = detect_texts(
+                texts, anywhere, prompts=prompts, test=job.test, explain=False, blank=True
+            )
+            found = [each.judged for each in examined]
             return [
                 ScoredItem(item.number, each.tokens_scored, each.p_value if each.verdict.conclusive else None)
                 for item, each in zip(some, found, strict=True)

@@ -27,7 +27,6 @@ from typing import Any
 
 from dewmark import config
 from dewmark.batch.keyring import Kind, read_kinds
-from dewmark.capabilities import n_hypotheses
 from dewmark.core.keys import Key
 from dewmark.detector import Detector
 from dewmark.errors import ArtifactError, ConfigError
@@ -113,7 +112,7 @@ class Tenant:
     @functools.cached_property
     def has_ring(self) -> bool:
         """Whether detection chooses among members, payloads or epochs of the key."""
-        return n_hypotheses(self.bound) > 1
+        return self.bound.n_hypotheses > 1
 
     @functools.cached_property
     def languages(self) -> tuple[str, ...] | None:

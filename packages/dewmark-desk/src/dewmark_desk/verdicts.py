@@ -1,6 +1,6 @@
 """Verdicts on texts under one or several tenants' keys, as plain JSON values.
 
-Every verdict comes from `dewmark.passages.judge`, like those of the library and the command: the whole text
+Every verdict comes from `dewmark.detect`, like those of the library and the command: the whole text
 under every key, at one level for all of it, and if it is long its passages.
 
 Callers with the scope ``detect-public`` see the verdict and, for a marked text, whose mark it is; no number
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dewmark.detect import Examined, detect_texts
 from dewmark.manifests import layers
-from dewmark.passages import Located, Version, judge
 from dewmark.registry import SCHEMES
 from dewmark.reports.detection_display import one_in, sentence
 from dewmark.scheme import BoundScheme, check_text, reader_name
@@ -80,10 +80,6 @@ class Examination:
         return found if self.read else found.reading_with(None)
 
 
-Column = list[Detection]
-"""The results of one key for all queries."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What is said of a text, and the tenant whose key fits best."""
@@ -93,38 +89,27 @@ class Answer:
 
 
 def detect(queries: Sequence[Query], how: Examination) -> list[Answer]:
-    """One answer per text; one batch per tenant."""
-    return conclude(queries, how, score(queries, how, range(len(how.tenants))))
-
-
-def score(queries: Sequence[Query], how: Examination, keys: Sequence[int]) -> list[Column]:
-    """What the detectors of these tenants find, by their numbers."""
-    texts, prompts = [query.text for query in queries], [query.prompt for query in queries]
-    return [how.bound(key).detect_batch(texts, prompts=prompts, fpr=how.fpr, test=how.test) for key in keys]
-
-
-def conclude(queries: Sequence[Query], how: Examination, columns: Sequence[Column]) -> list[Answer]:
-    """One answer per text from what the detectors of all tenants found; long texts are searched now."""
+    """One answer per text."""
+    examined = detect_texts(
+        [query.text for query in queries],
+        [how.bound(number) for number in range(len(how.tenants))],
+        prompts=[query.prompt for query in queries],
+        fpr=how.fpr,
+        test=how.test,
+        asked=how.keys,
+        explain=not all(query.public for query in queries),
+    )
     answers = []
-    for query, row in zip(queries, zip(*columns, strict=True), strict=True):
-        found = judge(
-            [Version(query.text, query.prompt, row)],
-            how.bound,
-            fpr=how.fpr,
-            keys=how.keys,
-            explain=not query.public,
-        )
-        answer = _answer(query, how.tenants, row, found)
+    for query, found in zip(queries, examined, strict=True):
+        answer = _answer(query, how.tenants, found)
         tested = [tenant.bound.fingerprint for tenant in how.tenants]
         answer["manifest"] = layers(query.text, found.judged, tested, roots=how.roots)
         answers.append(Answer(answer, how.tenants[found.index]))
     return answers
 
 
-def _answer(
-    query: Query, tenants: Sequence[Tenant], detections: Sequence[Detection], found: Located
-) -> dict[str, Any]:
-    tenant = tenants[found.index]
+def _answer(query: Query, tenants: Sequence[Tenant], found: Examined) -> dict[str, Any]:
+    tenant, detections = tenants[found.index], found.detections
     answer = _public(found, tenants) if query.public else _full(found, tenants, tokens=query.tokens)
     del answer["language_known"]  # part of "language"
     known = not query.public or names_the_key(found.verdict, found.looks.keys)
@@ -158,14 +143,14 @@ def _answer(
     }
 
 
-def _verdict_of(found: Located, detection: Detection, p_value: float) -> Verdict:
+def _verdict_of(found: Examined, detection: Detection, p_value: float) -> Verdict:
     """The verdict for one tenant's key, corrected like the verdict on the text."""
     if p_value <= found.fpr:
         return Verdict.MARKED
     return Verdict.NOT_MARKED if detection.verdict.conclusive else detection.verdict
 
 
-def _power(found: Located, tenant: Tenant) -> dict[str, Any] | None:
+def _power(found: Examined, tenant: Tenant) -> dict[str, Any] | None:
     """For a text that is not marked: how often a marked one of its length is found, as a whole."""
     if tenant.power is None or found.verdict is not Verdict.NOT_MARKED:
         return None
@@ -178,7 +163,7 @@ def _leaves_no_room(shown: Detection) -> bool:
     return shown.leaves_no_room or unread
 
 
-def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[str, Any]:
+def _full(found: Examined, tenants: Sequence[Tenant], *, tokens: bool) -> dict[str, Any]:
     shown = found.judged
     answer = {
         "tokens": None,
@@ -195,7 +180,7 @@ def _full(found: Located, tenants: Sequence[Tenant], *, tokens: bool) -> dict[st
     return answer
 
 
-def _public(found: Located, tenants: Sequence[Tenant]) -> dict[str, Any]:
+def _public(found: Examined, tenants: Sequence[Tenant]) -> dict[str, Any]:
     answer = _full(found, tenants, tokens=False)
     return {
         **dict.fromkeys(answer),

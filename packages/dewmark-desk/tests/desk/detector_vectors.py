@@ -13,6 +13,7 @@ from typing import Any
 from tests.desk.golden_texts import golden_texts
 
 from dewmark import Key
+from dewmark.detect import score_texts
 from dewmark.opening import load_scheme
 from dewmark.text.words import words
 from dewmark_desk.browser_detector import FORMAT
@@ -47,7 +48,7 @@ def vectors() -> dict[str, Any]:
                 "effective_length": round(found.effective_length, 9),
                 "words_scored": found.tokens_scored,
             }
-            for text, found in zip(texts(), bound.detect_batch(texts()), strict=True)
+            for text, found in zip(texts(), score_texts(bound, texts()), strict=True)
         ],
     }
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
+from dewmark.detect import score_text
 from dewmark.verdict import MIN_SEARCHED
 from dewmark_desk import schemas
 from dewmark_desk.admission import (
@@ -133,7 +134,7 @@ def test_prompt_is_cut_to_the_words_that_can_be_context():
     assert len(short) <= 8_192
     assert prompt.endswith(short)
     text = plain_text()
-    scores = [bound("acme").detect(text, prompt=each).z for each in (prompt[-10_000:], short)]
+    scores = [score_text(bound("acme"), text, prompt=each).z for each in (prompt[-10_000:], short)]
     assert scores[0] == pytest.approx(scores[1])
     assert context_of(None, ONE) is None
     assert context_of("the old bridge", ONE) == "the old bridge"

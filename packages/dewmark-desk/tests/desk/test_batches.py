@@ -14,6 +14,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, marked_texts, plain_texts, until
 from tests.desk.test_jobs import ended
 
+from dewmark.detect import score_text
 from dewmark.errors import InputError
 from dewmark_desk import job_runner, verdicts
 from dewmark_desk.jobs import Item, Jobs, ScoredItem
@@ -81,7 +82,7 @@ class TestResults:
         assert (job["tenant"], job["result"]["keys"]) == (None, 2)
         row = next(pages(client, where))[0]
         assert (row["tenant"], row["keys"]) == ("acme", 2)
-        assert row["p_value"] == pytest.approx(bound("acme").detect(TEXTS[0]).p_value * 2, rel=0.01)
+        assert row["p_value"] == pytest.approx(score_text(bound("acme"), TEXTS[0]).p_value * 2, rel=0.01)
 
     def test_a_token_sees_its_own_results_only(self, client):
         mine, other = bearer(client, "detect"), bearer(client, "detect")

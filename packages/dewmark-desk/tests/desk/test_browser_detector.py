@@ -19,6 +19,7 @@ from tests.desk.detector_vectors import FILE, vectors
 from tests.desk.golden_texts import golden_texts
 
 from dewmark import Key
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, StorageError
 from dewmark.opening import load_scheme
 from dewmark.text.words import words
@@ -62,7 +63,7 @@ def folder(public, tmp_path_factory):
 def agrees(found, bound, texts):
     """Words and counts are the same, and z within 1e-6."""
     assert [each["forms"] for each in found] == [[word.form for word in words(text)] for text in texts]
-    said = bound.detect_batch(texts)
+    said = score_texts(bound, texts)
     assert [each["words_scored"] for each in found] == [each.tokens_scored for each in said]
     z, own = (np.array(values) for values in ([each.z for each in said], [each["z"] for each in found]))
     assert np.max(np.abs(own - z) / np.maximum(np.abs(z), 1.0)) < 1e-6

@@ -7,6 +7,7 @@ import pytest
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_text, marked_texts, old_text, plain_text, plain_texts
 
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.scheme import for_languages
 from dewmark.stats.multiple_testing import sidak_min
@@ -24,7 +25,7 @@ class TestDetect:
     def test_answer_equals_the_library_s(self, shared):
         for text, verdict in ((marked_text(), "marked"), (plain_text(), "not_marked")):
             (found,) = results(shared.post("/v1/detect", json={"text": text, "tokens": True}))
-            own = bound("acme").detect(text)
+            own = score_text(bound("acme"), text)
             assert found["verdict"] == verdict == own.verdict
             assert found["p_value_of_key"] == own.p_value
             assert found["p_value"] == own.p_value
@@ -92,7 +93,7 @@ class TestTenants:
     def test_p_value_is_corrected_for_the_number_of_keys(self, open_service):
         client = open_service(tenants=("acme", "beta"))
         (found,) = results(client.post("/v1/detect", json={"text": plain_text(3)}))
-        alone = {name: bound(name).detect(plain_text(3)) for name in ("acme", "beta")}
+        alone = {name: score_text(bound(name), plain_text(3)) for name in ("acme", "beta")}
         best = min(alone, key=lambda name: alone[name].p_value)
         assert (found["tenant"], found["keys"]) == (best, 2)
         corrected = {name: sidak_min(each.p_value, tests=2) for name, each in alone.items()}
@@ -141,7 +142,7 @@ class TestPublic:
         head = bearer(client, "detect-public")
         for text in (marked_text(), plain_text(), plain_text(2)):
             (found,) = results(client.post("/v1/detect", json={"text": text}, headers=head))
-            own = bound("acme").detect(text)
+            own = score_text(bound("acme"), text)
             assert found["verdict"] == own.verdict
             assert found["rounded"]
             assert found["tenant"] == ("acme" if own.is_marked else None)

@@ -11,6 +11,7 @@ from tests.desk.live import bound, make_service, marked_text, plain_text, until
 from tests.desk.live import host as tiny_host
 
 from dewmark.core.keys import Key
+from dewmark.detect import score_text
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
 from dewmark_desk import examining
@@ -85,7 +86,7 @@ def test_whatever_a_request_asks_for_its_text_is_marked_or_says_that_it_is_not(w
             continue
         assert body["temperature"] > 0.0
         if body.get("top_p", 1.0) == 1.0:
-            assert all(bound("acme").detect(text).is_marked for text in certain), (field, value)
+            assert all(score_text(bound("acme"), text).is_marked for text in certain), (field, value)
 
 
 FOUND = [{}, {"temperature": 2.0}, {"top_p": 1.0}, {"temperature": 1.5, "top_p": 0.95}]
@@ -117,7 +118,7 @@ def test_the_default_scheme_says_of_every_text_whether_its_mark_can_be_found(dew
         answer = client.post("/v1/completions", json={**body, **change}).json()
         rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()][-2:]
         for choice, row in zip(answer["choices"], rows, strict=True):
-            found = bool(choice["text"].strip()) and dew.detect(choice["text"]).is_marked
+            found = bool(choice["text"].strip()) and score_text(dew, choice["text"]).is_marked
             assert choice["marked"] is row["marked"] is found, (change, choice, row)
             assert choice["unmarked"] == row["unmarked"] == (None if found else "no_room")
             assert row["room"] < 1.2 or change in FOUND

@@ -11,6 +11,7 @@ from tests.desk.compose_example import composed
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
+from dewmark.detect import score_text
 from dewmark.errors import ArtifactError
 from dewmark.stats.power import Strength
 from dewmark.types import Detection, Verdict
@@ -46,7 +47,7 @@ def test_example_carries_the_mark_of_the_demonstration_key_only(open_service):
     asked = {"text": given["marked"], "tenants": [given["tenant"]]}
     (found,) = client.post("/v1/detect", json=asked).json()["results"]
     assert (found["verdict"], found["tenant"], found["keys"]) == ("marked", "demonstration", 1)
-    assert found["carrying"] == open_demonstration().bound.detect(given["marked"]).carrying > 0.9
+    assert found["carrying"] == score_text(open_demonstration().bound, given["marked"]).carrying > 0.9
     (nothing,) = client.post("/v1/detect", json={"text": given["marked"]}).json()["results"]
     assert nothing["tenant"] in ("acme", "beta")
     for path, body in (("/v1/reports", asked), ("/v1/batches", {**asked, "texts": [{"text": "a"}]})):

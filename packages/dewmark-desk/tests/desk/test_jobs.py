@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from tests.desk.conftest import bearer
 from tests.desk.live import bound, make_service, marked_texts, plain_texts, until
 
+from dewmark.detect import score_text
 from dewmark.errors import InputError
 from dewmark_desk import job_runner
 from dewmark_desk.jobs import ATTEMPTS, BATCH, Item, Jobs, ScoredItem, TooManyJobs
@@ -234,7 +235,7 @@ class TestAudit:
         job = ended(client, accepted.headers["location"])
         assert (job["state"], job["done"], job["total"]) == ("done", 25, 25)
         report = job["result"]
-        detections = [bound("acme").detect(text) for text in TEXTS]
+        detections = [score_text(bound("acme"), text) for text in TEXTS]
         cell = next(cell for cell in report["cells"] if cell["level"] == 0.05)
         assert cell["alarms"] == sum(detection.p_value < 0.05 for detection in detections)
         assert (report["texts"], report["too_short"], report["left_out"]) == (24, 1, 2)

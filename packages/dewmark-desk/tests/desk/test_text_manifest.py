@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dewmark import Key
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
 from dewmark.opening import load_scheme
 from dewmark.types import Verdict
@@ -268,7 +269,7 @@ def test_a_manifest_may_say_anything_anywhere(signed, us, monkeypatch):
     library = SimpleNamespace(Reader=Reader, Context=Reader, Settings=c2pa.Settings, C2paError=c2pa.C2paError)
     monkeypatch.setattr(text_manifest, "_c2pa", lambda: library)
     monkeypatch.setattr(c2pa_text, "extract_manifest", lambda _: (data, clean))
-    (judged,) = load_scheme(KEY).detect_batch([unmarked_text()])
+    (judged,) = score_texts(load_scheme(KEY), [unmarked_text()])
     assert read_manifest(signed, roots=us[1]).model == "tiny"
 
     def check():
@@ -297,12 +298,12 @@ def test_a_manifest_may_say_anything_anywhere(signed, us, monkeypatch):
 
 def test_a_manifest_changes_no_verdict(signed):
     bound = load_scheme(KEY)
-    plain, both = bound.detect_batch([example_text(), signed])
+    plain, both = score_texts(bound, [example_text(), signed])
     assert (both.z, both.p_value) == (plain.z, plain.p_value)
 
 
 def test_both_layers_are_compared(signed, us, providers):
-    (found,) = load_scheme(KEY).detect_batch([unmarked_text()])
+    (found,) = score_texts(load_scheme(KEY), [unmarked_text()])
 
     def layers(text, verdict, fingerprint=KEY.fingerprint, keys=(KEY.fingerprint,)):
         judged = dataclasses.replace(found, verdict=verdict, key_fingerprint=fingerprint)

@@ -8,6 +8,7 @@ import torch
 from tests.attacks.test_counting import VOCAB, boosts_of
 
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import CountsForger, RewritingForger
@@ -62,7 +63,7 @@ def test_invalid_uses_are_rejected(host):
     boosts = boosts_of([[1, 2] * 9], [[2, 1, 3] * 9])
     forger = CountsForger(boosts, host.info, strength=1.0)
     with pytest.raises(ConfigError, match="no detector"):
-        forger.detect("some text")
+        score_text(forger, "some text")
     with pytest.raises(ConfigError, match="one seed per row"):
         RewritingForger(None, {}, host.info, fidelity=1.0).session(torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(VocabularyError, match="512 tokens"):

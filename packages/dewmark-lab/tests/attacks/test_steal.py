@@ -9,6 +9,7 @@ import pytest
 from tests.attacks.tiny import PROMPTS, texts_of
 
 import dewmark
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.steal import STRENGTHS, ForgeryJudge, StealSettings, steal
@@ -120,7 +121,7 @@ def test_judge_counts_blank_texts_as_unmarked_and_needs_humans(host, unigram):
     found = judge.judge(["", "a\0b the sea", *marked[:8]])
     assert (found.p_values[0], found.z[0]) == (1.0, 0.0)
     assert found.found >= 0.7
-    assert np.mean([d.p_value < 0.01 for d in victim.detect_batch(humans)]) == judge.human_found
+    assert np.mean([d.p_value < 0.01 for d in score_texts(victim, humans)]) == judge.human_found
     with pytest.raises(InputError, match="human"):
         ForgeryJudge.of(victim, [])
 

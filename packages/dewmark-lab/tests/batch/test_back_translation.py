@@ -12,6 +12,7 @@ from tests.batch.many import export_kgw
 from dewmark import Key, translation
 from dewmark.batch import DetectorSpec, Document, scorers
 from dewmark.cli.app import main
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
 from dewmark_lab.attacks.translation import chat_translator
@@ -121,7 +122,7 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
     """Score rows of (p of the text, p of its translations …) with a scorer that reads p from the text."""
     back = translation.BackTranslation()
     scorer = DetectorSpec(detector=detector, translate_back=back, fpr=fpr, coverage=False).open()
-    (template,) = scorer.bound.detect_batch(["the old bridge over a river was built by people who came"])
+    (template,) = score_texts(scorer.bound, ["the old bridge over a river was built by people who came"])
 
     def detect(bound, texts, *, prompts, **_):
         for text, prompt in zip(texts, prompts, strict=True):

@@ -11,6 +11,7 @@ import pytest
 from tests.experiments.conftest import command, rows, tree
 
 from dewmark.cli.app import main
+from dewmark.detect import score_text, score_texts
 from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.experiments.recipe import SchemeEntry, experiment_key
 from dewmark_lab.experiments.run import TextsToScore
@@ -80,8 +81,8 @@ def test_a_reader_s_row_has_the_scores_of_a_detector_with_that_reader(
     assert plain != read
     texts = [row["text"] for row in written.read(5)]
     bound = LoadedModels("cpu").scheme(entry, 0, own_texts=(written, 5))
-    assert [row["score"] for row in mean] == pytest.approx([each.score for each in bound.detect_batch(texts)])
-    found = bound.reading_with(open_reader(str(tiny_folder))).detect_batch(texts)
+    assert [row["score"] for row in mean] == pytest.approx([each.score for each in score_texts(bound, texts)])
+    found = score_texts(bound.reading_with(open_reader(str(tiny_folder))), texts)
     assert [row["score"] for row in read] == pytest.approx([each.z for each in found])
 
 
@@ -110,7 +111,7 @@ def test_truncated_texts_are_scored_like_whole_ones(tiny_folder, tmp_path):
     }
     for row in (row for row in short if (row["seed"], row["kind"]) == (0, "marked")):
         whole = bound.tokenize([texts[row["id"]]])[0]
-        found = bound.detect(whole.text[: whole.offsets[5][1]])
+        found = score_text(bound, whole.text[: whole.offsets[5][1]])
         assert (row["score"], row["tokens"]) == (found.z, found.tokens_scored)
     assert (out / "figures" / "by-length.png").exists()
     assert "truncate-6: FPR" not in (out / "report.md").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
@@ -105,7 +106,7 @@ def test_green_half_depends_on_meaning_and_key() -> None:
 
 def test_detection_counts_uncertain_positions_and_the_opening() -> None:
     """The toy model is certain at even positions: of 40 tokens, the first 11 and then the odd ones count."""
-    found = bound().detect(numbers(40))
+    found = score_text(bound(), numbers(40))
     assert [token.scored for token in found.tokens] == [i <= 10 or i % 2 == 1 for i in range(40)]
     assert {token.score for token in found.tokens if token.scored} <= {-1.0, 1.0}
 
@@ -166,7 +167,7 @@ def test_p_values_are_valid_over_keys(test: str) -> None:
     for i in range(80):
         scheme = bound(i, model=model)
         scheme.readings.known = known
-        p.append(scheme.detect(text, test=test).p_value)
+        p.append(score_text(scheme, text, test=test).p_value)
     assert len(model.calls) == 1
     for a in (0.01, 0.05, 0.2, 0.5):
         assert np.mean(np.array(p) <= a) <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))

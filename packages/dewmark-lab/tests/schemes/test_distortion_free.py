@@ -12,6 +12,7 @@ from tests.engine_marks.toy_host import random_words, raw_logits
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.engine_marks.engine_scheme import support
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
@@ -167,7 +168,9 @@ def repetitive_texts(host) -> list[str]:
 def test_p_values_are_uniform_on_repetitive_text(repetitive_texts, bind, name, settings, test) -> None:
     p = np.array(
         [
-            bind(name, settings, i.to_bytes(2, "big") * 16).detect(repetitive_texts[i % 4], test=test).p_value
+            score_text(
+                bind(name, settings, i.to_bytes(2, "big") * 16), repetitive_texts[i % 4], test=test
+            ).p_value
             for i in range(150)
         ]
     )
@@ -182,7 +185,7 @@ def test_p_values_are_uniform_on_repetitive_text(repetitive_texts, bind, name, s
 
 def test_only_first_occurrences_are_scored_if_repeats_are_skipped(host, bind) -> None:
     text = " the old bridge over the river and the old bridge over the sea"  # repeats "the old bridge"
-    skip, keep = (bind("exp", {"repeats": r, "prefix": 3}).detect(text) for r in ("skip", "keep"))
+    skip, keep = (score_text(bind("exp", {"repeats": r, "prefix": 3}), text) for r in ("skip", "keep"))
     tokens = [t.text for t in skip.tokens]
     second = [i for i, token in enumerate(tokens) if token == " over"][1]
     assert [t.scored for t in skip.tokens][second : second + 3] == [False, False, False]
@@ -198,7 +201,7 @@ def test_green_pairs_are_counted_against_the_share_that_is_green_by_chance(host,
     evidence = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))[0]
     green = int(np.sum(evidence.scores > 0.0))
     assert 0 < green < len(evidence)
-    assert bound.detect(text).p_value == pytest.approx(stats.binom.sf(green - 1, len(evidence), 0.7))
+    assert score_text(bound, text).p_value == pytest.approx(stats.binom.sf(green - 1, len(evidence), 0.7))
 
 
 def test_context_is_forgotten_after_the_history(bind) -> None:

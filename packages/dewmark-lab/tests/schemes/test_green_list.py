@@ -11,6 +11,7 @@ from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, b
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
@@ -86,7 +87,7 @@ def test_list_is_fixed_and_has_no_special_tokens() -> None:
     assert not green[[*SPECIAL, *range(KNOWN, VOCAB)]].any()
     # Binomial(297, 0.4) has standard deviation 8.4
     assert abs(int(green.sum()) - 0.4 * 297) < 4.5 * math.sqrt(297 * 0.4 * 0.6)
-    counted = [bound.detect(str(token)).score > 0.0 for token in range(3, KNOWN)]
+    counted = [score_text(bound, str(token)).score > 0.0 for token in range(3, KNOWN)]
     assert counted == green[3:KNOWN].tolist()
 
 
@@ -159,7 +160,7 @@ def test_distribution_of_the_fullest_box_agrees_with_simulation(n: int, boxes: i
 @pytest.mark.parametrize("test", ["any", "message"])
 def test_p_values_are_valid_over_keys(test: str) -> None:
     text = numbers(160, top=60)
-    p = np.array([bind("mpac", index).detect(text, test=test).p_value for index in range(150)])
+    p = np.array([score_text(bind("mpac", index), text, test=test).p_value for index in range(150)])
     for a in (0.01, 0.1, 0.5):
         assert (p <= a).mean() <= a + 4.5 * math.sqrt(a * (1.0 - a) / len(p))
     assert p.mean() < 0.65
@@ -172,14 +173,14 @@ def test_a_message_comes_back(radix: int, bits: int, tmp_path: object) -> None:
     bound = scheme.bind(key(1), host.info, Workspace(cache=tmp_path))
     options = Decoding(max_new_tokens=200, min_new_tokens=200)
     text = host.generate(["the old bridge"], scheme=bound, seeds=[1], decoding=options)[0].text
-    assert bound.detect(text).p_value < 1e-4
-    assert bound.detect(text, test="message").p_value < 1e-4
+    assert score_text(bound, text).p_value < 1e-4
+    assert score_text(bound, text, test="message").p_value < 1e-4
     read = bound.read(text)
     assert read.value == message
     assert read.p_values.max() < 0.2
     other = MPAC(message=3, bits=bits, radix=radix).bind(key(1), host.info, Workspace(cache=tmp_path))
     assert other.read(text).value == message  # the message is not needed to read it
-    assert other.detect(text).p_value == bound.detect(text).p_value
+    assert score_text(other, text).p_value == score_text(bound, text).p_value
     assert bound.read(text[:40]).votes.sum() < read.votes.sum()
 
 
@@ -203,7 +204,7 @@ def test_entropy_is_that_of_the_softmax() -> None:
 def test_sweet_counts_only_uncertain_positions() -> None:
     """The toy model is certain at even positions, so of 40 tokens the odd ones count."""
     model = ToyModel()
-    found = bind("sweet", model=model).detect(numbers(40), prompt="9 8 7")
+    found = score_text(bind("sweet", model=model), numbers(40), prompt="9 8 7")
     assert [token.scored for token in found.tokens] == [i % 2 == 1 for i in range(40)]
     assert model.calls == [(["9 8 7"], [tuple(map(int, numbers(40).split()))])]
 
@@ -236,27 +237,29 @@ def test_ewd_statistic_is_the_weighted_sum() -> None:
     evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
     green, w = evidence.scores > 0.0, evidence.weights
     expected = (w[green].sum() - 0.5 * w.sum()) / math.sqrt(0.25 * (w**2).sum())
-    found = bound.detect(text)
+    found = score_text(bound, text)
     assert found.test == "exact"
     assert found.z == pytest.approx(expected)
     assert found.effective_length == pytest.approx(w.sum() ** 2 / (w**2).sum())
-    assert bound.detect(text, test="z").p_value == pytest.approx(0.5 * math.erfc(expected / math.sqrt(2.0)))
+    assert score_text(bound, text, test="z").p_value == pytest.approx(
+        0.5 * math.erfc(expected / math.sqrt(2.0))
+    )
 
 
 def test_exact_and_normal_p_values_agree_on_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For 900 pairs of symmetric scores they are within 5%; beyond the limit the normal is used."""
     bound, text = bind("ewd", model=ToyModel()), numbers(950)
-    exact, normal = bound.detect(text), bound.detect(text, test="z")
+    exact, normal = score_text(bound, text), score_text(bound, text, test="z")
     assert exact.effective_length > 400
     assert exact.p_value == pytest.approx(normal.p_value, rel=0.05)
     monkeypatch.setattr("dewmark_lab.schemes.green.entropy.EXACT_LIMIT", 10)
-    assert bound.detect(text).p_value == normal.p_value
+    assert score_text(bound, text).p_value == normal.p_value
 
 
 @pytest.mark.parametrize("name", ["sweet", "ewd"])
 def test_detection_without_a_host_names_the_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match="runs a language model to detect"):
-        bind(name).detect(numbers(40))
+        score_text(bind(name), numbers(40))
 
 
 @pytest.mark.parametrize("inner", ["morphmark", "exp"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.scan import Units, restrict
@@ -156,18 +157,18 @@ def test_matches_have_the_claimed_chances(cache: Path) -> None:
 def test_surrogate_is_opened_and_checked(cache: Path) -> None:
     asked = []
     workspace = Workspace(cache=cache, open_host=lambda name: asked.append(name) or Frozen())
-    PASA(clusters=10, surrogate="small").bind(key(0), PASA_HOST, workspace).detect(numbers(40))
+    score_text(PASA(clusters=10, surrogate="small").bind(key(0), PASA_HOST, workspace), numbers(40))
     assert asked == ["small"]
     with pytest.raises(VocabularyError, match="same vocabulary"):
-        bind(cache, model=Frozen(vocab=50)).detect(numbers(40))
+        score_text(bind(cache, model=Frozen(vocab=50)), numbers(40))
     with pytest.raises(ConfigError, match="race"):
-        bind(cache).detect(numbers(40))
-    assert bind(cache).detect(numbers(40), test="race").tokens_scored > 0
+        score_text(bind(cache), numbers(40))
+    assert score_text(bind(cache), numbers(40), test="race").tokens_scored > 0
 
 
 def test_certain_model_gives_no_evidence(cache: Path) -> None:
     """Where the model is certain of another cluster than the text's, nothing is scored."""
-    found = bind(cache, model=ToyModel(), alpha=1.0).detect(numbers(60))
+    found = score_text(bind(cache, model=ToyModel(), alpha=1.0), numbers(60))
     assert found.tokens_scored <= 58
     assert np.isfinite(found.z)
 

@@ -12,6 +12,7 @@ from tests.fakes import BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.testing.trial import tiny_host
 from dewmark.types import Verdict
@@ -56,7 +57,7 @@ def test_distribution_of_agreements_over_keys(bind) -> None:
 
 def test_soft_count_is_standard_over_keys(bind) -> None:
     text = (TEXT * 4).strip()
-    z = [bind(number + 1).detect(text, test="soft").z for number in range(150)]
+    z = [score_text(bind(number + 1), text, test="soft").z for number in range(150)]
     assert kstest(z, "norm").pvalue > 1e-3
 
 
@@ -78,9 +79,9 @@ def test_marked_text_is_found_and_short_text_is_too_short(bind, bag_encoder) -> 
     bound = bind()
     decoding = Decoding(max_new_tokens=80, min_new_tokens=80)
     (made,) = tiny_host("sentences").generate(["the old river"], scheme=bound, seeds=[3], decoding=decoding)
-    found = bound.detect(made.text)
+    found = score_text(bound, made.text)
     assert found.verdict is Verdict.MARKED
-    assert bind(2).detect(made.text).p_value > 1e-3
-    assert bound.detect(" The river was high.").verdict is Verdict.TOO_SHORT
+    assert score_text(bind(2), made.text).p_value > 1e-3
+    assert score_text(bound, " The river was high.").verdict is Verdict.TOO_SHORT
     with pytest.raises(ConfigError, match="channels must lie in .1, 64., got 0"):
         dataclasses.replace(bound.scheme, channels=0)

@@ -15,6 +15,7 @@ from dewmark.batch.generating import completion_row
 from dewmark.batch.inputs import Prompt
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.testing.trial import tiny_host
 from dewmark.types import Looks, Verdict
@@ -123,17 +124,18 @@ class TestBoth:
             passed = next(draft for draft, score in zip(tries, scores, strict=True) if score > 0.0)
             drafts.accept(0, passed)
             text += passed
-        found = bound.detect(text, prompt="The river was high.")
+        found = score_text(bound, text, prompt="The river was high.")
         assert found.tokens_scored == 12
         assert all(unit.score > 0.0 for unit in found.tokens)
         assert found.is_marked
-        assert bound.detect(text).tokens_scored == 11  # without the prompt the first has no context
-        assert bind(kind(), 2).detect(text).p_value > found.p_value
-        assert bound.detect(text, test="z").p_value < found.p_value  # it takes loops as proof
+        assert score_text(bound, text).tokens_scored == 11  # without the prompt the first has no context
+        assert score_text(bind(kind(), 2), text).p_value > found.p_value
+        assert score_text(bound, text, test="z").p_value < found.p_value  # it takes loops as proof
 
     def test_text_in_which_no_key_can_be_detected_is_too_short(self, kind, bind) -> None:
         found = [
-            bind(kind(), number).detect("It rained. It rained. It rained. It rained.") for number in range(20)
+            score_text(bind(kind(), number), "It rained. It rained. It rained. It rained.")
+            for number in range(20)
         ]
         assert {detection.verdict for detection in found} == {Verdict.TOO_SHORT}
         assert {round(detection.p_value, 6) for detection in found} == {0.25, 1.0}
@@ -149,7 +151,7 @@ class TestBoth:
         shutil.rmtree(folder)
         workspace = Workspace(cache=tmp_path)
         again = bound.scheme.restore(state, info, bound.fingerprint, workspace)
-        assert again.detect(TEXT) == bound.detect(TEXT)
+        assert score_text(again, TEXT) == score_text(bound, TEXT)
         assert again.config_hash == bound.config_hash
 
     def test_number_of_drafts_is_reported(self, kind, bind) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
@@ -118,7 +119,7 @@ class TestNetwork:
 class TestLaw:
     def test_normal_approximation_is_close_to_the_exact_distribution(self, bind):
         bound, text = bind(), unmarked(3, 200)
-        exact, normal = (bound.detect(text, test=test) for test in ("exact", "key"))
+        exact, normal = (score_text(bound, text, test=test) for test in ("exact", "key"))
         assert exact.z == normal.z
         assert exact.p_value == pytest.approx(normal.p_value, abs=0.05)
 
@@ -136,7 +137,7 @@ class TestLaw:
         evidence = bound.evidence([often], [empty])[0]
         # six words in nearly equal contexts
         assert evidence.weights.sum() < 0.35 * len(evidence)
-        assert bound.detect(often.text).effective_length < 16
+        assert score_text(bound, often.text).effective_length < 16
 
 
 class TestMarking:
@@ -167,7 +168,7 @@ class TestMarking:
             float(session(torch.tensor([ids[:i]]), logits)[0, ids[i]])
             for i in range(len(prompt.ids), len(ids))
         ]
-        found = bound.detect(text.text, prompt=prompt.text)
+        found = score_text(bound, text.text, prompt=prompt.text)
         assert [token.score for token in found.tokens] == given
 
     def test_characters_of_several_tokens_are_decoded_whole(self, bag_encoder, tmp_path):
@@ -181,7 +182,7 @@ class TestMarking:
             float(session(torch.tensor([text.ids[:i]]), logits)[0, text.ids[i]])
             for i in range(1, len(text.ids))
         ]
-        found = bound.detect(text.text)
+        found = score_text(bound, text.text)
         assert found.tokens_scored > 20
         assert [token.score for token in found.tokens[1:]] == given
 
@@ -227,17 +228,17 @@ def test_packaged_artifacts_mark_and_detect(scheme: str) -> None:
     assert np.mean([each.z for each in found]) > 2.0
     assert not any(each.is_marked for each in watermark.detect_batch([u.text for u in unmarked], fpr=1e-3))
     wrong = dewmark.load_scheme(dewmark.Key(bytes(32)), host=watermark.scheme.host, scheme=scheme)
-    assert not any(each.is_marked for each in wrong.detect_batch(marked, prompts=REAL_PROMPTS, fpr=1e-3))
+    assert not any(each.is_marked for each in score_texts(wrong, marked, prompts=REAL_PROMPTS, fpr=1e-3))
 
 
 def test_mean_bias_counts_every_token(bind) -> None:
     """The authors' statistic: the mean of all tokens' ±1, repetitions included, with a valid p-value."""
     text = unmarked(3) + unmarked(3)
     bound = bind()
-    found = bound.detect(text, test="mean")
+    found = score_text(bound, text, test="mean")
     scored = [token.score for token in found.tokens if token.scored]
     assert found.z == pytest.approx(np.mean(scored))
     assert found.score == pytest.approx(np.mean(scored))
-    p = np.array([bind(number=i).detect(text, test="mean").p_value for i in range(60)])
+    p = np.array([score_text(bind(number=i), text, test="mean").p_value for i in range(60)])
     assert np.mean(p <= 0.1) <= 0.1 + 4.5 * np.sqrt(0.1 * 0.9 / 60)
     assert 0.35 < p.mean() < 0.7

@@ -11,6 +11,7 @@ from tests.engine_marks.toy_host import random_words, raw_logits
 from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
+from dewmark.detect import score_text
 from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
@@ -109,13 +110,13 @@ def test_mean_agrees_with_transformers_on_its_text(host) -> None:
     bits, mask = processor.compute_g_values(out).double(), processor.compute_context_repetition_mask(out)
     mean = float(bits[mask].mean())
     ours = TheirBits(SynthID(prefix=3), host.info, "", secret=bytes(32), workspace=Workspace(Path()))
-    found = ours.detect(host.info.tokenizer.decode(out.tolist())[0])
+    found = score_text(ours, host.info.tokenizer.decode(out.tolist())[0])
     assert found.effective_length == int(mask.sum())
     assert found.score + 0.5 == pytest.approx(mean, abs=1e-9)
     assert found.p_value < 1e-6
     # the authors' weighted mean: linearly falling weights, the first layer's ten times the last one's
     weights = np.array([10.0 - 9.0 * layer / (DEPTH - 1) for layer in range(DEPTH)])
-    weighted = ours.detect(host.info.tokenizer.decode(out.tolist())[0], test="weighted")
+    weighted = score_text(ours, host.info.tokenizer.decode(out.tolist())[0], test="weighted")
     expected = bits[mask].numpy() @ weights / weights.sum()
     assert weighted.score + 0.5 == pytest.approx(float(expected.mean()), abs=1e-9)
     z = (expected.mean() - 0.5) * np.sqrt(len(expected)) / (0.5 * np.sqrt(weights @ weights) / weights.sum())

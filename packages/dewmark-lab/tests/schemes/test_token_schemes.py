@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
+from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import State
@@ -47,7 +48,7 @@ def test_short_prompt_leaves_earlier_context_absent() -> None:
 def test_repeated_pairs_count_once() -> None:
     bound = bind("kgw", **TWO)
     text = " ".join(["11 12 13"] * 20)
-    found = bound.detect(text)
+    found = score_text(bound, text)
     evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
     assert len(evidence) == 3
     assert evidence.weights.tolist() == [1.0, 1.0, 1.0]
@@ -67,14 +68,14 @@ def test_special_and_unknown_ids_are_neither_scored_nor_context() -> None:
 
 def test_unigram_scores_every_token_and_each_once() -> None:
     bound = bind("unigram")
-    found = bound.detect("11 12 11 2 13 12")
+    found = score_text(bound, "11 12 11 2 13 12")
     assert found.effective_length == 3
     assert found.tokens_scored == 5
 
 
 def test_token_scores_have_offsets_and_are_standardized() -> None:
     text = numbers(60)
-    found = bind("kgw", gamma=0.25, **TWO).detect(text)
+    found = score_text(bind("kgw", gamma=0.25, **TWO), text)
     assert [token.text for token in found.tokens] == text.split(" ")
     assert [token.scored for token in found.tokens] == [False] * 2 + [True] * 58
     # (1 − γ)/√(γ(1 − γ)) = √3 for a green token, −1/√3 for a red one
@@ -84,10 +85,10 @@ def test_token_scores_have_offsets_and_are_standardized() -> None:
 
 def test_large_batches_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
-    whole = bound.detect_batch(texts)
+    whole = score_texts(bound, texts)
     monkeypatch.setattr(bound, "_units_per_chunk", 50)
-    assert bound.detect_batch(texts) == whole
-    assert bound.detect_batch([]) == []
+    assert score_texts(bound, texts) == whole
+    assert score_texts(bound, []) == []
 
 
 def test_stored_detector_holds_only_the_secret() -> None:
@@ -96,7 +97,7 @@ def test_stored_detector_holds_only_the_secret() -> None:
     assert list(state.arrays) == ["secret"]
     assert state.arrays["secret"].dtype == np.uint8
     restored = KGW().restore(state, HOST, key(0).fingerprint, Workspace(cache=Path()))
-    assert restored.detect(text) == bound.detect(text)
+    assert score_text(restored, text) == score_text(bound, text)
 
 
 @pytest.mark.parametrize("arrays", [{}, {"secret": np.zeros(31, dtype=np.uint8)}])

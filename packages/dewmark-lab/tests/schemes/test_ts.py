@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers
 
+from dewmark.detect import score_text
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.stats.independent_sums import convolved
@@ -61,22 +62,22 @@ def test_statistic_is_the_excess_of_green_pairs() -> None:
     before = np.array([a for a, _ in pairs])
     gamma = GAMMA[before]
     G = int((green < np.rint(gamma * 2.0**32)).sum())
-    found = scheme.detect(text)
+    found = score_text(scheme, text)
     assert found.z == pytest.approx((G - gamma.sum()) / math.sqrt((gamma * (1.0 - gamma)).sum()))
     assert found.p_value == pytest.approx(green_law(gamma)[G:].sum())
     assert found.tokens_scored == 59  # the first token has no known context
-    assert scheme.detect(text, prompt="7 8").tokens_scored == 60
+    assert score_text(scheme, text, prompt="7 8").tokens_scored == 60
 
 
 def test_pair_counts_once() -> None:
     text = numbers(50)
-    once, thrice = bound().detect(text), bound().detect(" ".join([text] * 3))
+    once, thrice = score_text(bound(), text), score_text(bound(), " ".join([text] * 3))
     assert abs(thrice.effective_length - once.effective_length) < 1.5  # one more pair where copies meet
 
 
 def test_long_texts_use_the_normal_approximation() -> None:
-    found = bound().detect(numbers(6000))
-    assert found.p_value == pytest.approx(bound().detect(numbers(6000), test="z").p_value)
+    found = score_text(bound(), numbers(6000))
+    assert found.p_value == pytest.approx(score_text(bound(), numbers(6000), test="z").p_value)
 
 
 def _artifact(folder: Path, host: FakeHost) -> Path:

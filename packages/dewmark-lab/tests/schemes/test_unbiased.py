@@ -11,6 +11,7 @@ import torch
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.workspace import Workspace
@@ -80,16 +81,16 @@ def test_likelihood_ratio_detects_marked_text(tmp_path) -> None:
         "decoding": Decoding(max_new_tokens=100, min_new_tokens=100),
     }
     texts = [g.text for g in host.generate(prompts, **settings)]
-    ratio = bound.detect_batch(texts, prompts=prompts)
-    order = bound.detect_batch(texts, prompts=prompts, test="order")
+    ratio = score_texts(bound, texts, prompts=prompts)
+    order = score_texts(bound, texts, prompts=prompts, test="order")
     assert all(d.p_value < 1e-8 and d.test == "llr" for d in ratio)
     assert np.mean([d.z for d in ratio]) > np.mean([d.z for d in order])
     other = host.generate(prompts, **{**settings, "scheme": None})
     mixed = [
         text[: len(text) // 2] + g.text[len(g.text) // 2 :] for text, g in zip(texts, other, strict=True)
     ]
-    assert all(d.p_value < 1e-3 for d in bound.detect_batch(mixed, prompts=prompts))
-    assert all(d.p_value > 1e-3 for d in bound.detect_batch([g.text for g in other], prompts=prompts))
+    assert all(d.p_value < 1e-3 for d in score_texts(bound, mixed, prompts=prompts))
+    assert all(d.p_value > 1e-3 for d in score_texts(bound, [g.text for g in other], prompts=prompts))
 
 
 def test_assumed_decoding_matters(tmp_path) -> None:
@@ -103,7 +104,7 @@ def test_assumed_decoding_matters(tmp_path) -> None:
         decoding=Decoding(max_new_tokens=100, min_new_tokens=100, temperature=0.5),
     )
     texts = [g.text for g in written]
-    right, wrong = (b.detect_batch(texts, prompts=[PROMPT] * 6) for b in (told, plain))
+    right, wrong = (score_texts(b, texts, prompts=[PROMPT] * 6) for b in (told, plain))
     assert np.mean([d.z for d in right]) > np.mean([d.z for d in wrong])
 
 
@@ -134,22 +135,22 @@ def test_score_agrees_with_its_definition(host, tmp_path) -> None:
 def test_host_runs_once_per_batch_and_not_for_the_order_test(host, tmp_path) -> None:
     model = Frozen()
     bound = bind(host, tmp_path, model)
-    bound.detect_batch([words(host, 20), words(host, 30)], test="order")
+    score_texts(bound, [words(host, 20), words(host, 30)], test="order")
     assert model.calls == 0
-    batch = bound.detect_batch([words(host, 20), words(host, 30)])
+    batch = score_texts(bound, [words(host, 20), words(host, 30)])
     assert model.calls == 1
-    assert batch[0] == bound.detect(words(host, 20))
+    assert batch[0] == score_text(bound, words(host, 20))
 
 
 def test_detection_without_a_host_names_the_remedy(host, tmp_path) -> None:
     bound = bind(host, tmp_path, None)
     with pytest.raises(ConfigError, match="test='order'"):
-        bound.detect(words(host, 20))
-    assert bound.detect(words(host, 20), test="order").p_value <= 1.0
+        score_text(bound, words(host, 20))
+    assert score_text(bound, words(host, 20), test="order").p_value <= 1.0
 
 
 def test_repeated_context_counts_once(host, tmp_path) -> None:
-    found = bind(host, tmp_path, Frozen(), repeats="keep").detect(words(host, 30))
+    found = score_text(bind(host, tmp_path, Frozen(), repeats="keep"), words(host, 30))
     assert found.effective_length < 27
 
 
@@ -161,7 +162,7 @@ def test_stored_detector_opens_its_host(tmp_path) -> None:
     text = scheme.host.tokenizer.decode([list(range(10, 40))])[0]
     dewmark.Detector(scheme).save(tmp_path / "detector")
     stored = dewmark.Detector.load(tmp_path / "detector").scheme
-    assert stored.detect(text) == scheme.detect(text)
+    assert score_text(stored, text) == score_text(scheme, text)
 
 
 def test_texts_without_evidence_are_ranked_too() -> None:

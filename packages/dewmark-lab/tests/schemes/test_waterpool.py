@@ -13,6 +13,7 @@ from tests.fakes import BagEncoder
 from dewmark.core.keys import Key
 from dewmark.core.whitening import normalize_rows
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError, UnknownNameError
 from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import State
@@ -57,9 +58,9 @@ def test_its_outputs_are_detected(host, tmp_path, inner) -> None:
     bound = bind(host, tmp_path, inner=inner, pool="memory")
     texts = write(host, bound)
     assert len(bound.pool) == len(PROMPTS)
-    found = bound.detect_batch(texts)
+    found = score_texts(bound, texts)
     assert all(d.verdict is Verdict.MARKED for d in found), [d.p_value for d in found]
-    assert not any(d.is_marked for d in bound.detect_batch(write(host, None), fpr=1e-4))
+    assert not any(d.is_marked for d in score_texts(bound, write(host, None), fpr=1e-4))
 
 
 def test_needs_follow_the_inner_scheme(host, tmp_path) -> None:
@@ -74,8 +75,8 @@ def test_outputs_have_keys_of_their_own(host, tmp_path) -> None:
     texts = write(host, bound)
     others = bind(host, tmp_path, pool="memory", retrieved=3)
     others.finished(texts[1:], seeds=range(1, len(texts)))
-    assert bound.detect(texts[0]).p_value < 1e-6
-    assert others.detect(texts[0]).p_value > 1e-3
+    assert score_text(bound, texts[0]).p_value < 1e-6
+    assert score_text(others, texts[0]).p_value > 1e-3
 
 
 @pytest.mark.parametrize("retrieved", [1, 5])
@@ -90,7 +91,7 @@ def test_p_values_are_uniform_over_keys(host, tmp_path, retrieved) -> None:
         bound.pool.take(empty)
         keys = [hashlib.sha256(f"{trial} {i}".encode()).digest() for i in range(6)]
         bound.pool.add(keys, [f"{trial} {i}" for i in range(6)], vectors)
-        p_values.append(bound.detect(text).p_value)
+        p_values.append(score_text(bound, text).p_value)
     expect_valid(p_values, f"{retrieved} of 6")
     assert kstest(p_values, "uniform").pvalue > 1e-4
 
@@ -100,7 +101,7 @@ def test_unmarked_text_on_the_same_prompts_has_valid_p_values(host, tmp_path) ->
     bound = bind(host, tmp_path, pool="memory")
     write(host, bound, PROMPTS * 3)
     unmarked = write(host, None, PROMPTS * 3, first_seed=1000)
-    expect_valid([d.p_value for d in bound.detect_batch(unmarked)], "the host's own text")
+    expect_valid([d.p_value for d in score_texts(bound, unmarked)], "the host's own text")
 
 
 def test_correction_for_the_whole_pool(host, tmp_path) -> None:
@@ -110,7 +111,7 @@ def test_correction_for_the_whole_pool(host, tmp_path) -> None:
     for bound in (some, all_):
         write(host, bound)
     text = words(host, 60, seed=3)
-    p, q = some.detect(text).p_value, all_.detect(text).p_value
+    p, q = score_text(some, text).p_value, score_text(all_, text).p_value
     assert q == pytest.approx(1.0 - (1.0 - p) ** 2)  # two keys, or four
 
 
@@ -120,21 +121,21 @@ def test_pool_on_disk_persists(host, tmp_path) -> None:
     texts = write(host, bind(host, tmp_path, pool=str(folder)))
     assert (folder / "pool.sqlite").exists()
     fresh = bind(host, tmp_path, pool=str(folder))
-    assert fresh.detect(texts[0]).is_marked
+    assert score_text(fresh, texts[0]).is_marked
     restored = WaterPool(pool=str(folder)).restore(
         fresh.state(), host.info, KEY.fingerprint, fresh._workspace
     )
-    assert restored.detect(texts[0]).p_value == fresh.detect(texts[0]).p_value
+    assert score_text(restored, texts[0]).p_value == score_text(fresh, texts[0]).p_value
     with pytest.raises(ConfigError, match="does not mark"):
         write(host, restored)
     with pytest.raises(ConfigError, match="key_fingerprint"):
-        bind(host, tmp_path, Key(bytes(32)), pool=str(folder)).detect(texts[0])
+        score_text(bind(host, tmp_path, Key(bytes(32)), pool=str(folder)), texts[0])
 
 
 def test_default_pool_belongs_to_the_key(host, tmp_path) -> None:
     texts = write(host, bind(host, tmp_path))
-    assert bind(host, tmp_path).detect(texts[0]).is_marked
-    stranger = bind(host, tmp_path, Key(bytes(32))).detect(texts[0])
+    assert score_text(bind(host, tmp_path), texts[0]).is_marked
+    stranger = score_text(bind(host, tmp_path, Key(bytes(32))), texts[0])
     assert (stranger.verdict, stranger.p_value) == (Verdict.NOT_MARKED, 1.0)
 
 
@@ -144,7 +145,7 @@ def test_stored_detector_contains_a_pool_in_memory(host, tmp_path) -> None:
     state = bound.state()
     copy = State(meta=dict(state.meta), arrays={name: array.copy() for name, array in state.arrays.items()})
     restored = WaterPool(pool="memory").restore(copy, host.info, KEY.fingerprint, bound._workspace)
-    assert restored.detect(texts[2]).p_value == bound.detect(texts[2]).p_value < 1e-6
+    assert score_text(restored, texts[2]).p_value == score_text(bound, texts[2]).p_value < 1e-6
 
 
 def test_writing_again_registers_nothing_new(host, tmp_path) -> None:
@@ -163,4 +164,4 @@ def test_bad_settings_are_rejected(host, tmp_path) -> None:
     with pytest.raises(UnknownNameError, match="delta"):
         WaterPool(inner="kgw:delto=3")
     with pytest.raises(ArtifactError, match="contains no pool"):
-        bind(host, tmp_path, pool=str(tmp_path / "nothing")).detect(words(host, 40, seed=5))
+        score_text(bind(host, tmp_path, pool=str(tmp_path / "nothing")), words(host, 40, seed=5))

@@ -12,6 +12,7 @@ import torch
 from tests.fakes import BagEncoder
 
 from dewmark.core.keys import Key
+from dewmark.detect import score_text
 from dewmark.errors import InputError
 from dewmark.registry import SCHEMES
 from dewmark.testing.trial import tiny_host
@@ -60,7 +61,7 @@ def test_encoded_contexts_mark_and_detect_alike(job, tmp_path: Path, monkeypatch
     assert found.p_value < 1e-6
     workspace = Workspace(cache=tmp_path / "cache", open_host=lambda _: tiny_host())
     stored = bound.scheme.restore(bound.state(), tiny_host().info, "stored", workspace)
-    assert stored.detect(text).p_value == pytest.approx(found.p_value)
+    assert score_text(stored, text).p_value == pytest.approx(found.p_value)
 
 
 def test_the_scheme_computes_the_trained_network(bag_encoder: BagEncoder) -> None:

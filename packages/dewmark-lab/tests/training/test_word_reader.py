@@ -12,6 +12,7 @@ from tests.fakes import tiny_lexicon
 
 import dewmark
 from dewmark.core.keys import Key
+from dewmark.detect import score_text, score_texts
 from dewmark.dew.packaged_reader import load_packaged_reader
 from dewmark.dew.scheme import DEW
 from dewmark.encoders.contexts import register_texts
@@ -66,12 +67,12 @@ def test_z_is_standard_normal_over_keys() -> None:
 def test_doors_agree_with_and_without_it(reader) -> None:
     key = Key(bytes(range(32)))
     bound = dewmark.load_scheme(key, reader=reader)
-    one = [bound.detect(text).z for text in TEXTS[:6]]
+    one = [score_text(bound, text).z for text in TEXTS[:6]]
     many = dewmark.identify(TEXTS[:6], [key], reader=reader)
     np.testing.assert_allclose(one, [each.detections[0].z for each in many], atol=2e-4)
-    np.testing.assert_allclose(one, [each.z for each in bound.detect_batch(TEXTS[:6])], atol=2e-4)
+    np.testing.assert_allclose(one, [each.z for each in score_texts(bound, TEXTS[:6])], atol=2e-4)
     other = dewmark.load_scheme(key, reader="none" if reader is None else None)
-    assert np.abs(np.array(one) - [other.detect(text).z for text in TEXTS[:6]]).max() > 0.05
+    assert np.abs(np.array(one) - [score_text(other, text).z for text in TEXTS[:6]]).max() > 0.05
 
 
 def test_a_reader_of_another_lexicon_is_left_out() -> None:
@@ -79,7 +80,7 @@ def test_a_reader_of_another_lexicon_is_left_out() -> None:
     assert load_packaged_reader(load_lexicon(folder, workspace=WORKSPACE)) is None
     bound = DEW(lexicon=folder).bind(Key(bytes(32)), no_host(), WORKSPACE)
     text = "the old house on the hill over the water and the road to the sea"
-    assert bound.detect(text).z == bound.reading_with(NO_READER).detect(text).z
+    assert score_text(bound, text).z == score_text(bound.reading_with(NO_READER), text).z
 
 
 def test_training_writes_the_network_that_is_read(tmp_path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dewmark import ConfigError, Detection, Detector, Key
 from dewmark.capabilities import for_member
+from dewmark.detect import score_texts
 from dewmark.errors import InputError
 from dewmark.hosts.expectations import open_reader
 from dewmark.scheme import BoundScheme
@@ -237,14 +238,14 @@ class Rewriter:
         self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
 
     def _score(self, texts: Sequence[str]) -> list[float]:
-        return [found.z for found in self._bound.detect_batch(texts)]
+        return [found.z for found in score_texts(self._bound, texts)]
 
     def _guess(self, texts: Sequence[str]) -> list[float]:
         """z without a reader, which is nearly as good for sorting candidates, and four times as fast."""
         plain = self._bound
         if plain.scheme.takes_reader:
             plain = plain.reading_with(open_reader("none"))
-        return [found.z for found in plain.detect_batch(texts)]
+        return [found.z for found in score_texts(plain, texts)]
 
     def _enough(self, text: str, z: float) -> bool:
         """Whether a text has the p-value that was asked for, once its z alone may suffice."""

@@ -1,7 +1,7 @@
 """dewmark: watermarks for language models that survive paraphrase and translation.
 
-The names below are the whole public surface: the facade (`Watermark`, `Detector`, `load_scheme`, `identify`,
-`locate`), its results, and the contracts of the four extension points with their registries: `Scheme`,
+The names below are the whole public surface: the facade (`Watermark`, `Detector`, `load_scheme`,
+`detect_texts`), its results, and the contracts of the four extension points with their registries: `Scheme`,
 `Attack`, `Encoder` and `Host`. They are imported on first use, so that ``import dewmark`` loads neither torch
 nor transformers.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dewmark.attack import ATTACKS, Attack, load_attack
     from dewmark.core.keys import Key
     from dewmark.decoding import Decoding
+    from dewmark.detect import Examined, detect_texts
     from dewmark.detector import Detector
     from dewmark.encoders import load_encoder
     from dewmark.encoders.base import Encoder
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from dewmark.hosts import load_host
     from dewmark.hosts.base import Host
     from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
-    from dewmark.opening import identify, load_scheme
-    from dewmark.passages import Located, locate
+    from dewmark.opening import Keys, load_scheme
     from dewmark.registry import ENCODERS, HOSTS, SCHEMES
     from dewmark.sampling import ChoosingSession, Session
-    from dewmark.scheme import BoundScheme, Needs, Scheme, State
+    from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic, key_test
     from dewmark.types import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         Detection,
         Extent,
         Generation,
-        Identification,
         Looks,
         Passage,
         TokenScore,
@@ -61,16 +60,17 @@ __all__ = [
     "DewmarkError",
     "Encoder",
     "Evidence",
+    "Examined",
     "Extent",
     "Generation",
     "Host",
     "HostInfo",
-    "Identification",
     "Key",
-    "Located",
+    "Keys",
     "Looks",
     "Needs",
     "Passage",
+    "Reading",
     "Scheme",
     "Session",
     "State",
@@ -82,19 +82,19 @@ __all__ = [
     "WatermarkingConfig",
     "Workspace",
     "__version__",
-    "identify",
+    "detect_texts",
     "key_test",
     "load_attack",
     "load_encoder",
     "load_host",
     "load_scheme",
-    "locate",
 ]
 
 _MODULES = {
     "dewmark.attack": "ATTACKS Attack load_attack",
     "dewmark.core.keys": "Key",
     "dewmark.decoding": "Decoding",
+    "dewmark.detect": "Examined detect_texts",
     "dewmark.detector": "Detector",
     "dewmark.encoders": "load_encoder",
     "dewmark.encoders.base": "Encoder",
@@ -102,14 +102,13 @@ _MODULES = {
     "dewmark.hosts": "load_host",
     "dewmark.hosts.base": "Host",
     "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
-    "dewmark.opening": "identify load_scheme",
-    "dewmark.passages": "Located locate",
+    "dewmark.opening": "Keys load_scheme",
     "dewmark.registry": "ENCODERS HOSTS SCHEMES",
     "dewmark.sampling": "ChoosingSession Session",
-    "dewmark.scheme": "BoundScheme Needs Scheme State",
+    "dewmark.scheme": "BoundScheme Needs Reading Scheme State",
     "dewmark.stats.evidence": "Evidence",
     "dewmark.stats.key_test": "Statistic key_test",
-    "dewmark.types": "Coverage Detection Extent Generation Identification Looks Passage TokenScore Verdict",
+    "dewmark.types": "Coverage Detection Extent Generation Looks Passage TokenScore Verdict",
     "dewmark.watermark": "Watermark",
     "dewmark.workspace": "HostInfo Tokenized Workspace",
 }

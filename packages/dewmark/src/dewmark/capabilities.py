@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
     from dewmark.stats.evidence import Evidence
 
+
 __all__ = [
     "Drafts",
-    "GivesEvidence",
     "KeepsRecords",
-    "SharesReading",
     "capability",
+    "evidence_of",
     "for_member",
-    "n_hypotheses",
     "record",
 ]
 
@@ -90,28 +89,8 @@ class Drafts(Protocol):
 
 
 @runtime_checkable
-class GivesEvidence(Protocol):
-    """Knows the covariance of its scores over keys, for scans and tests over many keys."""
-
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The evidence of tokenized texts, each after its prompt."""
-
-
-@runtime_checkable
-class SharesReading(Protocol):
-    """Scores a text that another key's detector has read, without reading it again."""
-
-    def evidence_from(self, other: BoundScheme, evidence: Evidence) -> Evidence | None:
-        """The evidence that ``other`` gave, under this key; None if the two read texts differently."""
-
-
-@runtime_checkable
 class HasRing(Protocol):
-    """Its key may have members, payloads and epochs; detection chooses among ``n_hypotheses`` of them."""
-
-    @property
-    def n_hypotheses(self) -> int:
-        """The number of members, payloads and epochs among which detection chooses."""
+    """Its key may have members, payloads and epochs."""
 
     def for_member(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
         """The same scheme, marking as one member of the key's ring and with a payload."""
@@ -156,7 +135,6 @@ class KeepsRecords(Protocol):
 
 
 _LACKS = {
-    GivesEvidence: "has no known covariance of scores over keys, which this needs: use another scheme",
     HasRing: "carries neither members nor payloads: use dew",
     HasPublicHalf: "has no half that could be published: use dew",
     FollowsStreams: "does not follow streams: use dew, or detect the whole text",
@@ -173,9 +151,15 @@ def capability(bound: BoundScheme, protocol: type[_P]) -> _P:
     raise ConfigError(f"{bound.scheme.name} {_LACKS[protocol]}")
 
 
-def n_hypotheses(bound: BoundScheme) -> int:
-    """The number of members, payloads and epochs among which detection chooses."""
-    return bound.n_hypotheses if isinstance(bound, HasRing) else 1
+def evidence_of(bound: BoundScheme, texts: Texts, prompts: Texts) -> list[Evidence]:
+    """The evidence of tokenized texts, each after its prompt; `ConfigError` if the scheme has none."""
+    found = bound.evidence(bound.read(texts, prompts))
+    if found is None:
+        raise ConfigError(
+            f"{bound.scheme.name} has no known covariance of scores over keys, which this needs: use another "
+            "scheme"
+        )
+    return list(found)
 
 
 def for_member(bound: BoundScheme, *, member: int | None, payload: int | None) -> BoundScheme:

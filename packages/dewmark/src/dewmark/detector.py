@@ -14,21 +14,17 @@ import ctypes
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-import numpy as np
-
 from dewmark.arguments import checked
 from dewmark.config import cache_dir
+from dewmark.detect import Examined, detect_texts
 from dewmark.errors import ArtifactError, ModelError, StorageError, VocabularyError
 from dewmark.opening import load_scheme, open_reader
-from dewmark.passages import Located, judge_texts, locate
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, State, for_languages, make_detection, reader_name
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING
+from dewmark.scheme import BoundScheme, State, for_languages, reader_name
 from dewmark.storage import atomic_folder, load_bundle, write_bundle
 from dewmark.types import Detection
 from dewmark.verdict import DEFAULT_FPR
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
     from dewmark.opening import Opening, Reads
     from dewmark.streams import Stream
 
-__all__ = ["Detector", "detect_texts"]
+__all__ = ["Detector"]
 
 T = TypeVar("T")
 
@@ -73,8 +69,18 @@ class DetectsMarks:
         test: str | None = None,
     ) -> list[Detection]:
         """As `detect`, in one batch."""
-        found = judge_texts(self.detecting, texts, prompts=prompts, fpr=fpr, test=test)
-        return [each.judged for each in found]
+        return [each.judged for each in self.examine(texts, prompts=prompts, fpr=fpr, test=test)]
+
+    def examine(
+        self,
+        texts: Sequence[str],
+        *,
+        prompts: Sequence[str | None] | None = None,
+        fpr: float = DEFAULT_FPR,
+        test: str | None = None,
+    ) -> list[Examined]:
+        """As `detect_batch`, with everything that was found (`dewmark.detect`)."""
+        return detect_texts(texts, self.detecting, prompts=prompts, fpr=fpr, test=test)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Stream:
         """Watch a text while it arrives: ``update`` takes the next piece and returns the p-value so far.
@@ -84,10 +90,6 @@ class DetectsMarks:
         from dewmark.streams import Stream
 
         return Stream([self.scheme], prompt=prompt, fpr=fpr)
-
-    def locate(self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> Located:
-        """The verdict of `detect`, and the marked passages of the text under its key."""
-        return locate(text, self.detecting, prompt=prompt, fpr=fpr)
 
 
 @functools.partial(checked, options=load_scheme)
@@ -209,63 +211,3 @@ def _trim_memory() -> None:
     """Return freed memory to the system: parsing a large tokenizer leaves tens of megabytes behind."""
     with contextlib.suppress(OSError, AttributeError):  # other systems than Linux with glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def detect_texts(
-    bound: BoundScheme,
-    texts: Sequence[str],
-    *,
-    prompts: Sequence[str | None] | None = None,
-    fpr: float = DEFAULT_FPR,
-    test: str | None = None,
-) -> list[Detection]:
-    """The verdicts of `Detector.detect_batch`; a blank text is too short for one, instead of an error."""
-
-    def score(written: Sequence[int]) -> list[Detection]:
-        starts = None if prompts is None else [prompts[i] for i in written]
-        some = [texts[i] for i in written]
-        found = judge_texts(bound, some, prompts=starts, fpr=fpr, test=test, explain=False)
-        return [each.judged for each in found]
-
-    return skip_blank(texts, score, lambda: blank_detection(bound, fpr=fpr, test=test))
-
-
-def score_texts(
-    bound: BoundScheme,
-    texts: Sequence[str],
-    *,
-    prompts: Sequence[str | None] | None = None,
-    fpr: float = DEFAULT_FPR,
-    test: str | None = None,
-) -> list[Detection]:
-    """The results of texts as a whole, as `BoundScheme.detect_batch` has them; blank texts are too short."""
-
-    def score(written: Sequence[int]) -> list[Detection]:
-        starts = None if prompts is None else [prompts[i] for i in written]
-        return bound.detect_batch([texts[i] for i in written], prompts=starts, fpr=fpr, test=test)
-
-    return skip_blank(texts, score, lambda: blank_detection(bound, fpr=fpr, test=test))
-
-
-def skip_blank(
-    texts: Sequence[str], score: Callable[[Sequence[int]], Sequence[T]], blank: Callable[[], T]
-) -> list[T]:
-    """A result per text; ``score`` gets the indices of those that are not blank."""
-    written = [i for i, text in enumerate(texts) if text.strip()]
-    found = dict(zip(written, score(written) if written else (), strict=True))
-    return [found[i] if i in found else blank() for i in range(len(texts))]
-
-
-def blank_detection(bound: BoundScheme, *, fpr: float, test: str | None) -> Detection:
-    """The result for a blank text: too short for a verdict."""
-    nothing = np.zeros(0)
-    return make_detection(
-        Evidence.independent(nothing, nothing, nothing.astype(np.int64)),
-        NOTHING,
-        score=0.0,
-        test=test or bound.tests[0],
-        fpr=fpr,
-        scheme=bound.scheme.name,
-        fingerprint=bound.fingerprint,
-        reader=reader_name(bound),
-    )

@@ -13,18 +13,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dewmark import hosts
 from dewmark.arguments import checked
 from dewmark.config import cache_dir
 from dewmark.errors import ConfigError
-from dewmark.passages import Version, judge
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, Scheme
-from dewmark.text.languages import LanguagePolicy
-from dewmark.types import Detection, Identification
-from dewmark.verdict import DEFAULT_FPR
+from dewmark.scheme import BoundScheme, Reading, Scheme
+from dewmark.types import Detection
 from dewmark.workspace import Expectations, HostInfo, Progress, Workspace, no_host, silent
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
         progress: Progress | None
 
 
-__all__ = ["DEFAULT_HOST", "OpenKeys", "identify", "load_scheme"]
+__all__ = ["DEFAULT_HOST", "Keys", "load_scheme"]
 
 DEFAULT_HOST = "smollm2-135m"
 _BOUND_KEPT = 1024  # 64 MB of dew's matrices
@@ -68,36 +65,9 @@ def load_scheme(
     return bound if expectations is None else bound.reading_with(expectations)
 
 
-@functools.partial(checked, options=load_scheme)
-def identify(
-    texts: Sequence[str],
-    keys: Sequence[Key],
-    *,
-    prompts: Sequence[str | None] | None = None,
-    fpr: float = DEFAULT_FPR,
-    test: str | None = None,
-    **options: Unpack[Opening],
-) -> list[Identification]:
-    """Say for each text which of several keys (models, tenants) marked it, if any.
-
-    The verdict is corrected for the number of keys (`dewmark.verdict`). ``options`` are those of
-    `load_scheme`.
-    """
-    opened = OpenKeys(keys, **options)
-    rows = opened.score(texts, prompts=prompts, fpr=fpr, test=test)
-    starts = [None] * len(texts) if prompts is None else prompts
-    found = [
-        judge([Version(*each)], opened.bound, fpr=fpr, explain=False)
-        for each in zip(texts, starts, rows, strict=True)
-    ]
-    return [
-        Identification(tuple(row), each.index, each.judged) for row, each in zip(rows, found, strict=True)
-    ]
-
-
 @checked
-class OpenKeys:
-    """One scheme with its host and reader, opened once for several keys."""
+class Keys:
+    """Several keys of one scheme, with its host and reader opened once: `dewmark.detect` takes them."""
 
     def __init__(
         self,
@@ -119,24 +89,21 @@ class OpenKeys:
         # drawing a key's numbers takes longer than looking for them in a text
         self.bound = functools.lru_cache(maxsize=_BOUND_KEPT)(self._bound)
 
-    def score(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """The results of each text as a whole under every key, each for itself; each text is read once."""
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprint of each key."""
+        return [key.fingerprint for key in self._keys]
+
+    def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> list[list[Detection]]:
+        """For each text the result of the whole under each key."""
         workspace = dataclasses.replace(self._workspace, expectations=self._reader)
-        rows = self._scheme.detect_keys(
-            self._keys, texts, self._host, workspace, prompts=prompts, fpr=fpr, test=test
-        )
-        policy = LanguagePolicy(known=self._scheme.languages, every=self._scheme.language_free)
-        return [
-            [language.applied(detection) for detection in row]
-            for language, row in zip(policy.read(texts), rows, strict=True)
-        ]
+        together = self._scheme.whole_under(self._keys, readings, fpr=fpr, workspace=workspace)
+        if together is not None:
+            return together
+        bounds = self._scheme.bind_keys(self._keys, self._host, self._workspace)
+        read = (each if self._reader is None else each.reading_with(self._reader) for each in bounds)
+        columns = [bound.whole(readings, test=test, fpr=fpr) for bound in read]
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def _bound(self, number: int) -> BoundScheme:
         """The scheme under the key with this number."""

@@ -10,9 +10,8 @@ Three objects, each with one lifetime:
 A bound scheme sees a host only through `HostInfo`: tokenizer, vocabulary size, input embeddings. Scoring
 therefore never runs the host, unless the scheme's `Needs` say so.
 
-**Detection** is a template. `BoundScheme.detect_batch` checks the texts, tokenizes them and builds each
-`Detection`; a scheme fills in `BoundScheme.test_texts`, which returns the evidence and the test's result for
-each text.
+**Detection** is told in `dewmark.detect`. A scheme reads texts (`BoundScheme.read`), gives their evidence
+under its key (`evidence`), and tests that of a whole text or of a passage (`test`).
 
 What only some schemes can do is in `dewmark.capabilities`.
 """
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
@@ -34,6 +33,8 @@ from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.room import NO_ROOM, Room
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Seeds, TokenScore, TokenScores
@@ -45,12 +46,11 @@ if TYPE_CHECKING:
 
     from dewmark.core.keys import Key
     from dewmark.sampling import Session
-    from dewmark.stats.evidence import Evidence
-    from dewmark.stats.key_test import Statistic
 
 __all__ = [
     "BoundScheme",
     "Needs",
+    "Reading",
     "Scheme",
     "State",
     "check_test",
@@ -59,11 +59,8 @@ __all__ = [
     "for_languages",
     "make_detection",
     "reader_name",
-    "text_chunks",
     "token_scores",
 ]
-
-UNITS_PER_CHUNK = 100_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,26 +137,14 @@ class Scheme(ABC):
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundScheme:
         """Rebuild a detector from what `BoundScheme.state` returned; it need not be able to mark."""
 
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """For each text one detection per key, in the order of the keys; at least the best has token scores.
+    def whole_under(
+        self, keys: Sequence[Key], readings: Sequence[Reading], *, fpr: float, workspace: Workspace
+    ) -> list[list[Detection]] | None:
+        """For each text the result under each of many keys, if there is a faster way than one by one.
 
-        By default every key detects on its own; a scheme can override this, or `bind_keys`, to share work.
+        At least the best of a text has token scores.
         """
-        columns = [
-            bound.detect_batch(texts, prompts=prompts, fpr=fpr, test=test)
-            for bound in self.bind_keys(keys, host, workspace)
-        ]
-        return [list(row) for row in zip(*columns, strict=True)]
+        return None
 
     def check_key(self, key: Key) -> None:
         """Raise `ConfigError` if the key has members, payloads or epochs that the scheme does not read."""
@@ -194,19 +179,25 @@ class Scheme(ABC):
         return cfg.to_dict(self)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A text and its prompt as a scheme reads them, whatever the key: cleaned, and split into units."""
+
+    text: Tokenized
+    prompt: Tokenized
+
+
 class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
 
     ``tests`` names the statistical tests it offers, the default first. ``expectations`` read the texts that
     are detected, if any do. A scheme with an artifact has an ``artifact_identity``: two artifacts are two
     configurations. ``policy`` is the version of the one under which it marks.
-    ``_units_per_chunk`` bounds the units that detection holds in memory at once.
     """
 
     tests: ClassVar[tuple[str, ...]]
     expectations: Expectations | None = None
     policy: str | None = None
-    _units_per_chunk: int = UNITS_PER_CHUNK
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
@@ -286,46 +277,49 @@ class BoundScheme(ABC):
         """
         return tokenize_cleaned(self.host.tokenizer, texts)
 
-    def detect(
-        self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
-    ) -> Detection:
-        """Score one completion."""
-        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
+    def read(self, texts: Texts, prompts: Texts) -> list[Reading]:
+        """Read texts, each after its prompt; no key is involved."""
+        return [Reading(*each) for each in zip(texts, prompts, strict=True)]
 
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        """Score completions. A prompt, if given, is context only: it is never scored itself."""
-        test = check_test(test, self.tests)
-        starts = check_texts(texts, prompts, fpr)
-        tokenized, before = self.tokenize(texts), self.tokenize(starts)
-        detections: list[Detection] = []
-        for part in text_chunks(tokenized, units=self._units_per_chunk):
-            found = self.test_texts(tokenized[part], before[part], test=test, fpr=fpr)
-            detections += [
-                self._detection(text, *result, test=test, fpr=fpr)
-                for text, result in zip(tokenized[part], found, strict=True)
-            ]
-        return self.languages.judge(texts, detections)
+    @property
+    def reads_as(self) -> Hashable:
+        """Equal for detectors that read alike, so that one reading serves them all."""
+        return (type(self).tokenize, type(self).read, self.host.identity)
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterable[tuple[Evidence, Statistic]]:
-        """The evidence of each text after its prompt, and the result of the named test.
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterable[Evidence] | None:
+        """The evidence of each reading under the key, for one of the tests; None if the scheme has none."""
+        return None
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether its texts have `evidence`, so that long ones are searched for passages."""
+        return type(self).evidence is not BoundScheme.evidence
+
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """Apply one of the tests to the evidence of a text, or of a passage of it.
 
         A test that simulates needs to know the level ``fpr``: smaller p-values take longer.
-        A scheme that cannot put its detection into this form overrides `detect_batch`.
         """
-        raise ConfigError(f"{self.scheme.name} does not test texts one by one: call detect_batch")
+        return key_test(evidence)
+
+    def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> list[Detection]:
+        """The result of each text as a whole, for this key alone."""
+        found = self.evidence(readings, test=test)
+        if found is None:
+            raise ConfigError(f"{self.scheme.name} has no detector")
+        return [
+            self._detection(each.text, evidence, self.test(evidence, test=test, fpr=fpr), test=test, fpr=fpr)
+            for each, evidence in zip(readings, found, strict=True)
+        ]
+
+    @property
+    def n_hypotheses(self) -> int:
+        """The uses of the key (members, payloads, epochs) among which detection chooses."""
+        return 1
 
     def _mean_score(self, evidence: Evidence) -> float:
         """The score that a detection reports: the mean over the scored units."""
-        weight = float(evidence.weights.sum())
+        weight = float(evidence.weights[: evidence.pairs].sum())
         return evidence.total / weight if weight else 0.0
 
     def _detection(
@@ -370,8 +364,10 @@ def check_test(test: str | None, known: Sequence[str]) -> str:
     return test
 
 
-def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float) -> list[str]:
-    """Validate a detector's input; returns the prompts with None replaced by ''."""
+def check_texts(
+    texts: Sequence[str], prompts: Sequence[str | None] | None, fpr: float, *, blank: bool = False
+) -> list[str]:
+    """Validate a detector's input; returns the prompts with None replaced by ''. Blank texts may pass."""
     level: object = fpr  # whatever it is
     if not isinstance(level, float | int) or not 0.0 < level < 1.0:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr!r}")
@@ -382,7 +378,8 @@ def check_texts(texts: Sequence[str], prompts: Sequence[str | None] | None, fpr:
     if len(given) != len(texts):
         raise InputError(f"{len(texts)} texts but {len(given)} prompts: give one prompt per text, or none")
     for i, text in enumerate(texts):
-        check_text(text, f"text {i}" if len(texts) > 1 else "the text")
+        if not (blank and str(text).strip() == ""):
+            check_text(text, f"text {i}" if len(texts) > 1 else "the text")
     return [prompt or "" for prompt in given]
 
 
@@ -435,15 +432,3 @@ def token_scores(text: Tokenized, evidence: Evidence) -> TokenScores:
     """Every unit of the text with its alignment and its offsets."""
     scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
     return TokenScores(text.text, text.offsets, scores, (evidence.positions >= 0).tolist())
-
-
-def text_chunks(texts: Texts, *, units: int) -> Iterator[slice]:
-    """Slices of at most about ``units`` units each, so that memory does not grow with the batch."""
-    start = size = 0
-    for i, text in enumerate(texts):
-        if i > start and size + len(text.ids) > units:
-            yield slice(start, i)
-            start, size = i, 0
-        size += len(text.ids)
-    if start < len(texts):
-        yield slice(start, len(texts))

@@ -15,7 +15,6 @@ __all__ = [
     "DraftCount",
     "ForgeryTest",
     "Generation",
-    "Identification",
     "Looks",
     "Plain",
     "Seeds",
@@ -307,42 +306,6 @@ def length_in_words(effective: float, tokens: int) -> str:
     """
     share = "from" if effective >= tokens + 0.5 else "of"
     return f"effective length {effective:.0f} {share} {tokens} tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Identification:
-    """Which of several keys, if any, marked a text.
-
-    ``detections`` holds one result per key, in the given order and for that key alone. ``best`` is the one
-    that counts, at ``index``, with the verdict and p-value corrected for the number of keys.
-    """
-
-    detections: tuple[Detection, ...] = field(repr=False)
-    index: int
-    best: Detection
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict, corrected for the number of keys."""
-        return self.best.verdict
-
-    @property
-    def p_value(self) -> float:
-        """The p-value, corrected for the number of keys."""
-        return self.best.p_value
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the verdict is `Verdict.MARKED`."""
-        return self.best.is_marked
-
-    def to_dict(self, *, tokens: bool = False) -> dict[str, Any]:
-        """Plain JSON values: the best key's result, corrected for all keys."""
-        alone = self.detections[self.index].p_value
-        return {**self.best.to_dict(tokens=tokens), "p_value_of_key": _plain(alone)}
-
-    def __str__(self) -> str:
-        return f"{self.best}, over {len(self.detections)} keys"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
+from dewmark.detect import score_text, score_texts
 from dewmark.dew.reading import distinct_windows
 from dewmark.encoders.contexts import ComposedContexts, sums_of
 from dewmark.encoders.token_tables import rows_of
@@ -43,12 +44,12 @@ def numbers(detections):
 @pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_batch_a_text_alone_and_small_chunks_agree(scheme, settings, host, texts, bag_encoder):
     bound = dewmark.load_scheme(KEY, host=host.info, scheme=scheme, settings=settings)
-    alone = [bound.detect(text) for text in texts]
+    alone = [score_text(bound, text) for text in texts]
     # float32 sums in another order: a few units in its 24th bit
     close = {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
+    np.testing.assert_allclose(numbers(score_texts(bound, texts)), numbers(alone), **close)
     bound._units_per_chunk = 40
-    np.testing.assert_allclose(numbers(bound.detect_batch(texts)), numbers(alone), **close)
+    np.testing.assert_allclose(numbers(score_texts(bound, texts)), numbers(alone), **close)
 
 
 def test_chunks_hold_a_bounded_number_of_units() -> None:
@@ -101,7 +102,7 @@ def test_a_stored_detector_maps_its_tables_in_half_precision(settings, host, tex
         assert table.dtype == np.float16
     assert isinstance(stored.fold._product, np.memmap)
     np.testing.assert_allclose(
-        numbers(stored.detect_batch(texts)), numbers(bound.detect_batch(texts)), rtol=1e-5
+        numbers(score_texts(stored, texts)), numbers(score_texts(bound, texts)), rtol=1e-5
     )
     again = stored.state()
     assert again.arrays.keys() == bound.state().arrays.keys()

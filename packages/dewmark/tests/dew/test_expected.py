@@ -10,6 +10,7 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_texts
 from dewmark.dew import expected
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
@@ -79,15 +80,15 @@ def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_
 
 def test_a_reader_that_knows_nothing_changes_nothing(bag_encoder, tmp_path) -> None:
     plain = bind(tmp_path)
-    (before,) = plain.detect_batch([TEXT])
-    (found,) = plain.reading_with(Oracle(lambda i, word: {})).detect_batch([TEXT])
+    (before,) = score_texts(plain, [TEXT])
+    (found,) = score_texts(plain.reading_with(Oracle(lambda i, word: {})), [TEXT])
     assert found.z == pytest.approx(before.z, abs=1e-4)
     assert found.reader == "oracle"
     assert before.reader is None
 
 
 def test_a_certain_reader_leaves_nothing_to_judge(bag_encoder, tmp_path) -> None:
-    (found,) = bind(tmp_path).reading_with(Oracle(lambda i, word: {word: 1.0})).detect_batch([TEXT])
+    (found,) = score_texts(bind(tmp_path).reading_with(Oracle(lambda i, word: {word: 1.0})), [TEXT])
     assert found.verdict == "too_short"
     assert found.effective_length < 1e-3
 
@@ -167,7 +168,7 @@ def test_p_values_are_uniform_over_keys(host, bag_encoder, tmp_path) -> None:
         p = [detection.p_value for detection in row]
         assert stats.kstest(p, "uniform").pvalue > 1e-3
         assert row[0].reader == reader.name
-    alone = bind(tmp_path, keys[0]).reading_with(reader).detect_batch(texts)
+    alone = score_texts(bind(tmp_path, keys[0]).reading_with(reader), texts)
     assert [row[0].z for row in rows] == pytest.approx([each.z for each in alone], abs=1e-4)
 
 
@@ -184,10 +185,10 @@ def test_the_host_as_reader_sees_more_of_the_mark_in_low_entropy(host, bag_encod
         for each in (scheme, None)
     )
     read = scheme.reading_with(open_reader(host))
-    z, z_read = ([d.z for d in each.detect_batch(marked, prompts=prompts)] for each in (scheme, read))
+    z, z_read = ([d.z for d in score_texts(each, marked, prompts=prompts)] for each in (scheme, read))
     assert np.mean(np.subtract(z_read, z)) > 0.2
     assert sum(np.greater(z_read, z)) >= 10  # of 12, by chance with probability 0.02
-    assert abs(np.mean([d.z for d in read.detect_batch(plain, prompts=prompts)])) < 4.5 / np.sqrt(12)
+    assert abs(np.mean([d.z for d in score_texts(read, plain, prompts=prompts)])) < 4.5 / np.sqrt(12)
 
 
 def test_only_words_take_a_reader(host, bag_encoder, tmp_path) -> None:

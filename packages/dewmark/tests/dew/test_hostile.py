@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dewmark.core.keys import Key
+from dewmark.detect import score_text, score_texts
 from dewmark.dew.matrix import TextMatrix, z_scores
 from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW, BoundDEW
@@ -103,14 +104,14 @@ def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
     many = bound.scheme.detect_keys([KEY, Key(bytes(32))], some, no_host(), bound.workspace)
     ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
     doors = {
-        "detect": [bound.detect(text) for text in some[:30]],
-        "batch": bound.detect_batch(some),
+        "detect": [score_text(bound, text) for text in some[:30]],
+        "batch": score_texts(bound, some),
         "many keys": [row[0] for row in many],
     }
     for name, found in doors.items():
         for one, each in zip(expected, found, strict=False):
             assert each.z == pytest.approx(one.z, abs=1e-3), name
-    for one, each, row, member in zip(expected, doors["batch"], many, ring.detect_batch(some), strict=True):
+    for one, each, row, member in zip(expected, doors["batch"], many, score_texts(ring, some), strict=True):
         if one.effective_length == 0.0:
             for shown in (each, decide(row, fpr=0.01, looks=Looks(keys=len(row))), member):
                 assert (shown.p_value, shown.verdict) == (1.0, Verdict.TOO_SHORT)

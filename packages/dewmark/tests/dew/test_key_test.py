@@ -10,6 +10,7 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.expectations import open_reader
@@ -33,7 +34,7 @@ def test_each_key_gets_what_it_gets_alone(host, bag_encoder, tmp_path, scheme) -
     workspace = Workspace(cache=tmp_path)
     rows = scheme.detect_keys(KEYS, [TEXT, LONG], host.info, workspace, prompts=["of the", None])
     for number, key in enumerate(KEYS):
-        alone = scheme.bind(key, host.info, workspace).detect_batch([TEXT, LONG], prompts=["of the", None])
+        alone = score_texts(scheme.bind(key, host.info, workspace), [TEXT, LONG], prompts=["of the", None])
         for i, expected in enumerate(alone):
             found = rows[i][number]
             assert found.z == pytest.approx(expected.z, abs=1e-4)
@@ -53,7 +54,7 @@ def test_texts_keep_their_prompts_in_every_chunk(host, bag_encoder, tmp_path, mo
     reader = open_reader(FakeHost(300, seed=5))
     texts, prompts = [TEXT, LONG, TEXT, TEXT], ["of the", "a new day", None, "by the old tree"]
     bound = DEW().bind(KEYS[0], host.info, Workspace(cache=tmp_path)).reading_with(reader)
-    alone = [bound.detect(text, prompt=prompt).z for text, prompt in zip(texts, prompts, strict=True)]
+    alone = [score_text(bound, text, prompt=prompt).z for text, prompt in zip(texts, prompts, strict=True)]
     assert len({round(z, 2) for z in alone}) == 4  # prompts matter
     monkeypatch.setattr("dewmark.dew.key_test.UNITS_PER_CHUNK", 30)
     workspace = Workspace(cache=tmp_path, expectations=reader)

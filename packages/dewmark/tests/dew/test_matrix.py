@@ -10,6 +10,7 @@ import pytest
 
 import dewmark.dew.matrix as module
 from dewmark.core.keys import Key
+from dewmark.detect import score_texts
 from dewmark.dew.matrix import Cuts, cuts_of
 from dewmark.dew.reading import Pairs
 from dewmark.dew.scheme import DEW
@@ -134,6 +135,6 @@ def test_the_correlation_of_two_texts_over_keys_is_the_closed_form(bag_encoder, 
 def test_detections_say_how_many_words_can_carry_the_mark() -> None:
     bound = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
     texts = ["The old bridge of 1984 leads over talossanikin", "他们在使用计算机编写程序", "12 34 56 78"]
-    assert [each.carrying for each in bound.detect_batch(texts)] == [0.875, 1.0, 0.0]
+    assert [each.carrying for each in score_texts(bound, texts)] == [0.875, 1.0, 0.0]
     found = DEW().detect_keys([KEY], texts, no_host(), Workspace(cache=Path("unused")))
     assert [row[0].to_dict()["carrying"] for row in found] == [0.875, 1.0, 0.0]

@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text, score_texts
 from dewmark.detector import Detector
 from dewmark.dew.matrix import differences
 from dewmark.dew.origin import (
@@ -57,12 +58,12 @@ def test_the_member_and_the_payload_of_a_text_are_read(host, bag_encoder, tmp_pa
     key = Key(bytes(range(32)), members=64, payload_bits=4)
     bound = bind(key, host, tmp_path)
     texts = write(host, bound.for_member(member=35, payload=9), [1, 2, 3, 4])
-    found = bound.detect_batch(texts)
+    found = score_texts(bound, texts)
     assert all(each.n_hypotheses == 1024 for each in found)
     named = [(each.member, each.payload) for each in found if each.is_marked and each.payload is not None]
     assert len(named) >= 2
     assert set(named) == {(35, 9)}
-    other = bind(Key(bytes(32), members=64, payload_bits=4), host, tmp_path).detect_batch(texts)
+    other = score_texts(bind(Key(bytes(32), members=64, payload_bits=4), host, tmp_path), texts)
     assert sum(each.is_marked for each in other) <= 1
     unmarked = next(each for each in other if not each.is_marked)
     assert (unmarked.member, unmarked.payload, unmarked.forgery) == (None, None, None)
@@ -78,7 +79,7 @@ def test_the_seed_chooses_the_member_and_the_batch_does_not(host, bag_encoder, t
 
     together = texts([5, 6, 7])
     assert together[1:2] == texts([6])
-    for seed, detection in zip((5, 6, 7), bound.detect_batch(together), strict=True):
+    for seed, detection in zip((5, 6, 7), score_texts(bound, together), strict=True):
         assert detection.member == random_member(seed, 8)
 
 
@@ -99,7 +100,7 @@ def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_enco
         marked = marker.mark(rows, step.expand(len(rows), -1).contiguous())
         for ids, token in zip(written, marked.argmax(dim=-1).tolist(), strict=True):
             ids.append(token)
-    found = bound.detect_batch(host.info.tokenizer.decode(written))
+    found = score_texts(bound, host.info.tokenizer.decode(written))
     expected = [(random_member(0, 8), 9), (3, 0), (random_member(2, 8), 0)]
     assert [(each.member, each.payload) for each in found] == expected
 
@@ -107,7 +108,7 @@ def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_enco
 def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
     old = Key(bytes(range(32)))
     texts = write(host, bind(old, host, tmp_path), [1, 2, 3])
-    found = bind(old.rotated("2027"), host, tmp_path).detect_batch(texts)
+    found = score_texts(bind(old.rotated("2027"), host, tmp_path), texts)
     assert all(each.is_marked for each in found)
     assert {each.epoch for each in found} == {"first"}
 
@@ -118,7 +119,7 @@ def test_nothing_that_a_request_asks_for_hides_the_mark(host, bag_encoder, tmp_p
     bound = bind(key, host, tmp_path)
     for member, payload in ((None, 3), (7, None)):
         (text,) = write(host, bound.for_member(member=member, payload=payload), [1])
-        assert bound.detect(text).is_marked
+        assert score_text(bound, text).is_marked
     plain = Key(bytes(range(32)))
     for each, marking in ((plain, bind(plain, host, tmp_path)), (key, bound)):
         for asked in ({"member": each.members}, {"payload": 1 << each.payload_bits}, {"payload": 1 << 15}):
@@ -134,7 +135,7 @@ def test_a_plain_key_attributes_nothing(host, bag_encoder, tmp_path) -> None:
     (text,) = write(host, bound, [1])
     rotated = bind(key.rotated("2027", members=4), host, tmp_path)
     (many,) = bound.scheme.detect_keys([key, Key(bytes(32))], [text], no_host(), Workspace(cache=tmp_path))
-    for found in (bound.detect(text), rotated.detect(text), many[0]):
+    for found in (score_text(bound, text), score_text(rotated, text), many[0]):
         assert found.is_marked
         assert found.forgery is None
         assert "attributable" not in str(found)
@@ -150,7 +151,7 @@ def test_a_plain_key_beside_a_ring_does_not_hide_its_members(host, bag_encoder, 
         rows = bound.scheme.detect_keys(keys, texts, no_host(), Workspace(cache=tmp_path))
         found = [row[keys.index(ring)] for row in rows]
         assert [each.member for each in found] == [3, 3]
-        assert [each.p_value for each in found] == [each.p_value for each in bound.detect_batch(texts)]
+        assert [each.p_value for each in found] == [each.p_value for each in score_texts(bound, texts)]
 
 
 def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
@@ -159,7 +160,7 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
     own = Detector(bound)
     own.save(tmp_path / "detector")
     loaded = Detector.load(tmp_path / "detector")
-    for a, b in zip(loaded.detect_batch(texts), own.detect_batch(texts), strict=True):
+    for a, b in zip(score_texts(loaded, texts), score_texts(own, texts), strict=True):
         assert {**a.to_dict(), "coverage": None} == {**b.to_dict(), "coverage": None}
         assert a.coverage.extent is b.coverage.extent
 
@@ -287,7 +288,7 @@ def test_genuine_texts_are_attributable_and_head_only_forgeries_are_not() -> Non
 def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32)), members=4), host, tmp_path)
     texts = write(host, bound.for_member(member=1), [1, 2])
-    genuine = bound.detect_batch(texts)
+    genuine = score_texts(bound, texts)
     assert all(each.forgery is not None and each.forgery.z_tail > 2 for each in genuine)
     Detector(bound.public()).save(tmp_path / "public")
     stored = np.load(tmp_path / "public" / "state" / "ring_0.npy")
@@ -296,7 +297,7 @@ def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encod
     assert 0 < head.sum() < head.size
     public = Detector.load(tmp_path / "public")
     for text, each in zip(texts, genuine, strict=True):
-        found = public.detect(text)
+        found = score_text(public, text)
         assert found.is_marked
         assert found.member == 1
         assert found.forgery is None

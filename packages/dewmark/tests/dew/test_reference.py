@@ -22,6 +22,7 @@ from scipy.special import log_ndtr, ndtri
 from dewmark.core.keys import Key
 from dewmark.cuda import word_race
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.dew import reference
 from dewmark.dew.matrix import text_matrices
 from dewmark.dew.noise import innovations, keyed_noise
@@ -85,7 +86,7 @@ def lexicon() -> Lexicon:
 
 @cache
 def expected(text: str) -> tuple[float, float]:
-    return reference.detect(text, KEY, lexicon())
+    return score_text(reference, text, KEY, lexicon())
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_it_needs_no_torch() -> None:
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_detection_gives_z_and_p_of_the_reference(bound, text, prompt) -> None:
-    found = bound.detect(text, prompt=prompt or None)
+    found = score_text(bound, text, prompt=prompt or None)
     z, p = expected(text)
     assert found.z == pytest.approx(z, abs=ROUNDING)
     assert found.p_value == pytest.approx(p, abs=ROUNDING)
@@ -143,7 +144,7 @@ def test_many_keys_give_z_and_p_of_the_reference() -> None:
         pairs = reference.pairs(text, lexicon())
         z = [reference.z_score(pairs, W) for W in matrices]
         np.testing.assert_allclose([each.z for each in row], z, atol=ROUNDING, rtol=0)
-    p = [reference.detect(texts[3], key, lexicon())[1] for key in KEYS]
+    p = [score_text(reference, texts[3], key, lexicon())[1] for key in KEYS]
     np.testing.assert_allclose([each.p_value for each in found[3]], p, atol=ROUNDING, rtol=0)
 
 
@@ -162,7 +163,7 @@ def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name)
         assert score == pytest.approx(z[member], abs=ROUNDING)
     own = reference.key_matrix(Key(bytes(range(32)), members=32).independent_member(5), lexicon())
     assert z[5] == pytest.approx(reference.z_score(pairs, own), abs=ROUNDING)
-    assert ring.detect(TEXTS[name]).z == pytest.approx(z.max(), abs=ROUNDING)
+    assert score_text(ring, TEXTS[name]).z == pytest.approx(z.max(), abs=ROUNDING)
 
 
 def test_an_exact_decomposition_changes_z_by_a_few_tenths(monkeypatch) -> None:

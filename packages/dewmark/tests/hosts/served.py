@@ -20,6 +20,7 @@ import numpy as np
 
 import dewmark
 from dewmark.capabilities import for_member
+from dewmark.detect import score_texts
 from dewmark.hosts.base import Host
 from dewmark.policy import Policy
 
@@ -158,7 +159,7 @@ def check_keys(served: Sequence[Served], keys: Mapping[str, dewmark.Key]) -> Non
     texts, prompts = [one.text for one in served], [one.prompt for one in served]
     carried = np.array([one.key for one in served])
     for name, key in keys.items():
-        found = dewmark.load_scheme(key, host=HOST, settings=SETTINGS).detect_batch(texts, prompts=prompts)
+        found = score_texts(dewmark.load_scheme(key, host=HOST, settings=SETTINGS), texts, prompts=prompts)
         p = np.array([one.p_value for one in found])
         assert (p[carried == name] < 0.001).all()
         assert (p[carried != name] > 0.001).all()

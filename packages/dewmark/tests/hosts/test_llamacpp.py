@@ -8,6 +8,7 @@ import torch
 
 import dewmark
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
 from dewmark.hosts.fake import FakeHost
@@ -81,9 +82,9 @@ def test_the_mark_is_found_in_the_text_and_not_under_another_key(host: FakeHost)
     assert cold.unmarked == "no_room"
     text = host.tokenizer.decode([ids])[0]
     # each of 150 tokens of about 4 nats adds more than 1 to S, whose standard deviation is 12 unmarked
-    assert scheme.detect(text).p_value < 1e-4
+    assert score_text(scheme, text).p_value < 1e-4
     other = dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, scheme="exp")
-    assert other.detect(text).p_value > 1e-3
+    assert score_text(other, text).p_value > 1e-3
 
 
 def test_bias_schemes_see_the_hosts_own_logits_and_leave_sampling_to_llama_cpp(host: FakeHost) -> None:
@@ -96,7 +97,7 @@ def test_bias_schemes_see_the_hosts_own_logits_and_leave_sampling_to_llama_cpp(h
     difference = np.round(marked - logits, 4)
     assert set(np.unique(difference)) == {0.0, 3.0}
     ids = StandIn(host).write(PROMPT, 150, LlamaCppProcessor(scheme, StandIn(host)), greedy=False)
-    assert scheme.detect(host.tokenizer.decode([ids])[0]).p_value < 1e-4
+    assert score_text(scheme, host.tokenizer.decode([ids])[0]).p_value < 1e-4
 
 
 def test_every_text_has_its_own_session(host: FakeHost, force) -> None:

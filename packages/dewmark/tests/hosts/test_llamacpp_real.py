@@ -7,6 +7,7 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
+from dewmark.detect import score_texts
 from dewmark.errors import NumericalError
 from dewmark.hosts import host_info
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor, llamacpp_info
@@ -65,16 +66,16 @@ def test_marks_are_found_and_scored_alike_in_both_engines(llm, infos, scheme, se
     mark = LlamaCppProcessor(bound, llm, seed=7)
     marked = [write(llm, mark, prompt) for prompt in PROMPTS]
     plain = [write(llm, None, prompt) for prompt in PROMPTS]
-    found = bound.detect_batch(marked + plain)
+    found = score_texts(bound, marked + plain)
     if words:
-        theirs = dewmark.load_scheme(KEY, host=infos["transformers"], **options).detect_batch(marked + plain)
+        theirs = score_texts(dewmark.load_scheme(KEY, host=infos["transformers"], **options), marked + plain)
         assert [d.p_value for d in found] == pytest.approx([d.p_value for d in theirs], rel=1e-4)
     # at 120 tokens z is about 4 with the bias and above 6 with Gumbel, give or take 1
     assert np.mean([d.z for d in found[:2]]) > 2.5
     assert all(d.p_value < 0.05 for d in found[:2])
     assert all(d.p_value > 1e-3 for d in found[2:])
     wrong = dewmark.load_scheme(WRONG, host=infos["transformers"], **options)
-    assert all(d.p_value > 1e-3 for d in wrong.detect_batch(marked))
+    assert all(d.p_value > 1e-3 for d in score_texts(wrong, marked))
 
 
 def test_empty_text_has_no_tokens(infos) -> None:

@@ -13,6 +13,7 @@ from tests.hosts import served
 from tests.hosts.served import CODE, HOST, PROMPTS, RING, STARTS, Served, ask
 
 import dewmark
+from dewmark.detect import score_texts
 from dewmark.hosts.transformers.model_files import resolve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models]
@@ -131,8 +132,8 @@ def test_the_default_marks_words_offline_and_any_detector_finds_them(keys, tmp_p
     texts = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("TEXTS "))[6:])
     anywhere = dewmark.load_scheme(keys[1]["acme"])  # words: bound to no host at all
     served = dewmark.load_scheme(keys[1]["acme"], host=resolve(HOST).location)
-    found = anywhere.detect_batch(texts, prompts=prompts)
-    assert [d.p_value for d in found] == [d.p_value for d in served.detect_batch(texts, prompts=prompts)]
+    found = score_texts(anywhere, texts, prompts=prompts)
+    assert [d.p_value for d in found] == [d.p_value for d in score_texts(served, texts, prompts=prompts)]
     z = np.array([d.z for d in found])
     assert z[0::2].sum() / np.sqrt(8) > 5.0
     assert z[1::2].sum() / np.sqrt(8) < 4.0

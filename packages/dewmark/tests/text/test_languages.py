@@ -9,6 +9,7 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 import dewmark
+from dewmark.detect import score_text
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.encoders.base import encoder_languages
 from dewmark.text.languages import _SAME, LanguagePolicy, TextLanguage, _load, guess_language
@@ -126,7 +127,7 @@ def test_the_default_reads_the_languages_of_its_lexicon() -> None:
     known |= {"vi", "zh"}
     assert default.languages.known == default.scheme.languages == known
     for code, sentence in HELD_OUT.items():
-        found = default.detect("\n".join([sentence] * 3))
+        found = score_text(default, "\n".join([sentence] * 3))
         assert found.language_known is (code in known), code
         assert found.verdict.conclusive or found.verdict is (
             Verdict.TOO_SHORT if code in known else Verdict.UNSUPPORTED_LANGUAGE

@@ -10,6 +10,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_text, write
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.policy import load_policy
 from dewmark_desk.cli import TextFile
@@ -42,7 +43,7 @@ def explain(
     if key is not None:
         with Progress(quiet=quiet) as progress:
             bound = options.open_detector(None, key, None, None, None, reader=None, progress=progress)
-            found = bound.detect(row.text)
+            found = score_texts(bound, [row.text])[0]
             if not found.tokens:
                 raise ConfigError("this scheme scores no words: leave out --key")
             by_reason = sorted(span_scores(rules, row.text, before, found).items())

@@ -26,9 +26,9 @@ from dewmark.attack import Attack, load_attack, text_seed
 from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.decoding import Decoding
+from dewmark.detect import Examined, detect_texts
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
-from dewmark.passages import Located, judge_texts
 from dewmark.prompts import first_tokens, openings, package_file, requests
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
@@ -316,8 +316,8 @@ def _score_negatives(bound: BoundScheme, negatives: Negatives, path: Path, progr
         return {**kind, "text": texts[i].text}
 
     def make(batch: range) -> Iterator[Row]:
-        for each in _detect(anywhere, [texts[i].text for i in batch]):
-            yield {"tokens": each.detection.tokens_scored if each else 0, "scores": [_score(each, None)]}
+        for each in detect_texts([texts[i].text for i in batch], anywhere, explain=False, blank=True):
+            yield {"tokens": each.detection.tokens_scored, "scores": [_score(each, None)]}
 
     rows = _Rows(path, len(texts), _NEGATIVES_PER_BATCH, known, ("tokens", "scores"))
     return rows.completed(make, "scoring unmarked texts", progress)
@@ -367,26 +367,18 @@ def _scores(
     for length in () if whole else sorted(plan.lengths):
         places = [i for i, size in enumerate(sizes) if size >= length]
         heads = first_tokens([texts[i] for i in places], tokenizer, tokens=length)
-        for i, each in zip(places, _detect(bound, heads), strict=True):
+        for i, each in zip(places, detect_texts(heads, bound, explain=False, blank=True), strict=True):
             found[i].append(_score(each, length))
-    for row, each in zip(found, _detect(bound, texts), strict=True):
+    for row, each in zip(found, detect_texts(texts, bound, explain=False, blank=True), strict=True):
         row.append(_score(each, None))
     return found
 
 
-def _detect(bound: BoundScheme, texts: Sequence[str]) -> list[Located | None]:
-    written = [i for i, text in enumerate(texts) if text.strip()]
-    made = judge_texts(bound, [texts[i] for i in written], explain=False) if written else []
-    by_place = dict(zip(written, made, strict=True))
-    return [by_place.get(i) for i in range(len(texts))]
-
-
-def _score(found: Located | None, length: int | None) -> Row:
-    if found is None:
-        nothing = dict.fromkeys(("p_value", "p_of_whole", "z"))
-        return {"length": length, **nothing, "effective_length": 0.0, "conclusive": False}
+def _score(found: Examined, length: int | None) -> Row:
     row = found.judged.to_dict() | {"p_of_whole": found.detection.p_value}
     kept = {name: row[name] for name in ("p_value", "p_of_whole", "z", "effective_length")}
+    if not found.detection.tokens_scored:
+        kept = dict.fromkeys(kept, None) | {"effective_length": 0.0}
     return {"length": length, **kept, "conclusive": found.verdict.conclusive}
 
 

@@ -9,6 +9,7 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
 from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
@@ -84,7 +85,7 @@ def power(
             )
         bound = watermark.detector(reader=reader).scheme
         found = power_by_length(bound, sample, lengths, fpr=fpr, progress=progress)
-        tested = bound.detect_batch([text for text, _ in sample], prompts=[prompt for _, prompt in sample])
+        tested = score_texts(bound, [text for text, _ in sample], prompts=[prompt for _, prompt in sample])
         strength = measure_strength(
             np.array([each.z for each in tested]), np.array([each.effective_length for each in tested])
         )

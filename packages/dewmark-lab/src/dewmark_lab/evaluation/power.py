@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from dewmark.arrays import F64, I64
 from dewmark.batch.inputs import as_request
-from dewmark.capabilities import GivesEvidence, capability
+from dewmark.capabilities import evidence_of
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
@@ -205,10 +205,7 @@ def power_by_length(
     for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         heads = [_head(text, cut) for cut in cuts if cut <= len(text.ids)]
         if heads:
-            tested = [
-                key_test(found)
-                for found in capability(bound, GivesEvidence).evidence(heads, [prompt] * len(heads))
-            ]
+            tested = [key_test(found) for found in evidence_of(bound, heads, [prompt] * len(heads))]
             z[i, : len(heads)] = [each.z for each in tested]
             effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))

@@ -27,6 +27,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F64
+from dewmark.dew.matrix import WordReading
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme
@@ -82,7 +83,8 @@ def _sum(bound: BoundScheme, texts: Sequence[str]) -> F64:
     for start in range(0, len(texts), _CHUNK):
         chunk = list(texts[start : start + _CHUNK])
         for text in words.read(words.tokenize(chunk), words.tokenize([""] * len(chunk))):
-            total += text.F
+            assert isinstance(text, WordReading)
+            total += text.matrix.F
     return total
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dewmark.batch.inputs import Document
-from dewmark.capabilities import GivesEvidence, capability
+from dewmark.capabilities import evidence_of
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.evidence import Evidence
@@ -110,7 +110,7 @@ def retention_of_pairs(
     done = 0
     for part in np.array_split(order, max(1, len(order) // _PAIRS_PER_BATCH)):
         texts = bound.tokenize([text for i in part for text in pairs[i]])
-        evidence = capability(bound, GivesEvidence).evidence(texts, bound.tokenize([""] * len(texts)))
+        evidence = evidence_of(bound, texts, bound.tokenize([""] * len(texts)))
         scored = [(a, b) for a, b in zip(evidence[::2], evidence[1::2], strict=True) if len(a) and len(b)]
         if len(scored) > 1:
             own, other = pair_retentions([a for a, _ in scored], [b for _, b in scored])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dewmark.decoding import Decoding
+from dewmark.detect import detect_texts
 from dewmark.hosts.base import Host
 from dewmark.scheme import BoundScheme
 
@@ -49,7 +50,7 @@ def warm_up(host: Host, schemes: Mapping[str, BoundScheme], prompt: str, *, deco
     for bound in (None, *schemes.values()):
         text = _generate(host, bound, prompt, 0, short)
         if bound is not None and text.strip():
-            bound.detect(text)
+            detect_texts([text], bound)
 
 
 def time_round(
@@ -68,8 +69,8 @@ def time_round(
         writing = [partial(_generate, host, bound, prompt, i, decoding) for i, prompt in enumerate(prompts)]
         texts, *costs[label, GENERATE] = _measured(host, writing)
         if bound is not None:
-            reading = [partial(bound.detect, text) for text in texts if text.strip()]
-            _, *costs[label, DETECT] = _measured(host, reading or [partial(bound.detect, ".")])
+            reading = [partial(detect_texts, [text], bound) for text in texts if text.strip()]
+            _, *costs[label, DETECT] = _measured(host, reading or [partial(detect_texts, ["."], bound)])
     return [
         {
             "scheme": label,

@@ -13,7 +13,7 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.batch.inputs import parse_text_row, warn_other_scheme
-from dewmark.detector import detect_texts
+from dewmark.detect import detect_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.scheme import BoundScheme, check_test
 from dewmark.workspace import Progress, silent
@@ -151,7 +151,7 @@ def detection_numbers(
             "p_value": one.p_value,
             "tokens": one.tokens_scored,
         }
-        for one in detect_texts(bound, texts, test=test)
+        for one in (each.judged for each in detect_texts(texts, bound, test=test, explain=False, blank=True))
     ]
 
 

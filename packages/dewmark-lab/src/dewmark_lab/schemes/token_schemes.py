@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,11 +27,12 @@ from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError
 from dewmark.sampling import Session, check_logits, left_padding
-from dewmark.scheme import BoundScheme, Scheme, State
+from dewmark.scheme import BoundScheme, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.types import Seeds
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
@@ -154,7 +155,7 @@ class TokenBound(BoundScheme):
         """
 
     @abstractmethod
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """Apply the chosen test to one text's evidence."""
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
@@ -176,14 +177,11 @@ class TokenBound(BoundScheme):
         for _ in texts:
             yield None
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        for evidence in self.evidence_for(test, texts, prompts):
-            yield evidence, self.statistic(evidence, test=test)
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> list[Evidence]:
+        return self.evidence_of([each.text for each in readings], [each.prompt for each in readings], test)
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The scores of the texts' distinct pairs, computed in one call."""
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
+        """The evidence for a test: the scores of the texts' distinct pairs, computed in one call."""
         found = self.pairs(texts, prompts)
         if not found:
             return []
@@ -198,10 +196,6 @@ class TokenBound(BoundScheme):
             )
             for pairs, mine in zip(found, np.split(scores, cuts), strict=True)
         ]
-
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The evidence that a test works on: by default the same for all tests."""
-        return self.evidence(texts, prompts)
 
     def pairs(self, texts: Texts, prompts: Texts) -> list[TokenPairs]:
         """The distinct pairs of each text after its prompt."""

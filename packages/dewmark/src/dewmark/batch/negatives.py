@@ -24,12 +24,10 @@ from dewmark import storage
 from dewmark.arrays import F32
 from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
-from dewmark.capabilities import GivesEvidence, capability
 from dewmark.core.keys import Key
-from dewmark.detector import score_texts
+from dewmark.detect import Examined, detect_texts, score_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
-from dewmark.passages import Located, judge_texts
 from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.stats.audit import TOLERANCE, Audit, Outcome, audit
 from dewmark.stats.calibration import Calibration
@@ -102,7 +100,7 @@ class Negatives:
         """The prompt of each text, None where it is unknown."""
         return [document.prompt for document in self.documents]
 
-    def audited(self, found: Sequence[Located]) -> list[AuditedText]:
+    def audited(self, found: Sequence[Examined]) -> list[AuditedText]:
         """The texts that are long enough for a verdict, given the verdict on each text."""
         rows = zip(self.documents, self.languages, found, strict=True)
         return [
@@ -117,7 +115,7 @@ class Negatives:
             if each.verdict is not Verdict.TOO_SHORT
         ]
 
-    def audit(self, found: Sequence[Located], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
+    def audit(self, found: Sequence[Examined], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
         """Audit a key, given the verdict on each text and the `text_directions` of all (N, D)."""
         texts = self.audited(found)
         judged = np.array([each.verdict is not Verdict.TOO_SHORT for each in found], dtype=bool)
@@ -154,13 +152,10 @@ def text_directions(
     before = [""] * len(texts) if prompts is None else [prompt or "" for prompt in prompts]
     for start in range(0, len(texts), _TEXTS_PER_BATCH):
         part = slice(start, start + _TEXTS_PER_BATCH)
-        try:
-            able = capability(bound, GivesEvidence)
-            evidence = able.evidence(bound.tokenize(texts[part]), bound.tokenize(before[part]))
-        except ConfigError:  # no covariance over keys
-            return None
-        if not all(each.comparable for each in evidence):
-            return None
+        found = bound.evidence(bound.read(bound.tokenize(texts[part]), bound.tokenize(before[part])))
+        evidence = [] if found is None else list(found)
+        if found is None or not all(each.comparable and each.divisible for each in evidence):
+            return None  # no covariance over keys
         parts.append(directions(evidence))
         progress("comparing texts", min(start + _TEXTS_PER_BATCH, len(texts)), len(texts))
     return np.concatenate(parts) if parts else None
@@ -177,16 +172,16 @@ def audit_texts(
 
 def _judged(
     bound: BoundScheme, negatives: Negatives, *, test: str | None = None, progress: Progress
-) -> list[Located]:
+) -> list[Examined]:
     """The verdict on each text, without its tokens, which take much memory."""
     texts, prompts = negatives.texts, negatives.prompts
     anywhere = for_languages(bound, LanguagePolicy(every=True))  # an audit is what a refused language needs
-    found: list[Located] = []
+    found: list[Examined] = []
     for start in range(0, len(texts), _TEXTS_PER_BATCH):
         part = slice(start, start + _TEXTS_PER_BATCH)
-        made = judge_texts(anywhere, texts[part], prompts=prompts[part], test=test, explain=False)
+        made = detect_texts(texts[part], anywhere, prompts=prompts[part], test=test, explain=False)
         found += [
-            dataclasses.replace(each, detection=dataclasses.replace(each.detection, tokens=()))
+            dataclasses.replace(each, detections=(), detection=dataclasses.replace(each.detection, tokens=()))
             for each in made
         ]
         progress("scoring", len(found), len(texts))
@@ -235,7 +230,7 @@ def calibrate_file(
         for number, block in enumerate(blocks, start=1):
             rows = source.read(block)
             prompts = [row.prompt for row in rows]
-            yield from score_texts(bound, [row.text for row in rows], prompts=prompts, test=test)
+            yield from score_texts(bound, [row.text for row in rows], prompts=prompts, test=test, blank=True)
             progress("scoring negatives", number, len(blocks))
 
     return Calibration.from_detections(scored(), config_hash=bound.config_hash)

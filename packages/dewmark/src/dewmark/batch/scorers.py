@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from dewmark.batch.inputs import Document, warn_other_scheme
 from dewmark.batch.keyring import Kind, load_keys, read_kinds
 from dewmark.core.keys import Key, is_engine_key
-from dewmark.detector import Detector, blank_detection, score_texts, skip_blank
+from dewmark.detect import Examined, KeySet, detect_texts
+from dewmark.detector import Detector
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.manifests import layers
-from dewmark.opening import OpenKeys, load_scheme
-from dewmark.passages import Located, Version, judge
+from dewmark.opening import Keys, load_scheme
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, check_test, for_languages
 from dewmark.types import EMPIRICAL, Detection
@@ -49,7 +47,7 @@ class Scored:
     text: str
     detection: Detection
     row: dict[str, Any]
-    located: Located
+    located: Examined
     key_file: str | None = None
 
 
@@ -219,9 +217,8 @@ class Scorer:
         # expanding many keys dominates the cost and is done once per batch: as many texts as memory allows
         many = min(1024, _RESULTS_PER_BATCH // len(fingerprints)) if keys else 0
         self.batch_size = max(_BATCH_SIZE, many)
-        keyed = [group for group in groups if group.keys]
-        self._open = [
-            OpenKeys(
+        self._sets: list[BoundScheme | KeySet] = [
+            Keys(
                 list(group.keys.values()),
                 host=group.bound.host,
                 scheme=group.bound.scheme.name,
@@ -229,72 +226,36 @@ class Scorer:
                 reader=group.bound.expectations,
                 progress=progress,
             )
-            for group in keyed
-        ]
-        self._bounds = [
-            functools.partial(opened.bound, number)
-            for group, opened in zip(keyed, self._open, strict=True)
-            for number in range(len(group.keys))
+            if group.keys
+            else group.bound
+            for group in groups
         ]
 
     def __call__(self, batch: Sequence[Document]) -> list[Scored]:
         """The results, in the order of the batch; a blank text is too short for a verdict."""
         warn_other_scheme(batch, *(group.bound.scheme.name for group in self._groups))
-        versions = [[each] for each in self._detect(batch)]
-        if self._spec.translate_back is not None:
-            made = self._spec.translate_back.versions([row.text for row in batch], progress=self._progress)
-            # the prompt of a translation is in another language: its context would not fit
-            again = [
-                dataclasses.replace(row, text=text, prompt=None)
-                for row, texts in zip(batch, made, strict=True)
-                for text in texts
-            ]
-            scored = iter(self._detect(again))
-            for i, texts in enumerate(made):
-                versions[i] += itertools.islice(scored, len(texts))
-        return [self._scored(row, found) for row, found in zip(batch, versions, strict=True)]
-
-    def _detect(self, batch: Sequence[Document]) -> list[Version]:
-        """The results of each text as a whole, one per key."""
-        texts, prompts = [row.text for row in batch], [row.prompt for row in batch]
-        if not self._places:
-            alone = score_texts(self.bound, texts, prompts=prompts, fpr=self._spec.fpr, test=self._test)
-            if self._calibration is not None:
-                alone = [self._calibration.apply(each) for each in alone]
-            return [Version(row.text, row.prompt, [each]) for row, each in zip(batch, alone, strict=True)]
-
-        def score(written: Sequence[int]) -> list[Sequence[Detection]]:
-            rows: list[list[Detection]] = [[] for _ in written]
-            for opened in self._open:
-                found = opened.score(
-                    [texts[i] for i in written],
-                    prompts=[prompts[i] for i in written],
-                    fpr=self._spec.fpr,
-                    test=self._test,
-                )
-                for row, each in zip(rows, found, strict=True):
-                    row += each
-            return [*rows]
-
-        rows = skip_blank(texts, score, self._blank)
-        return [Version(row.text, row.prompt, each) for row, each in zip(batch, rows, strict=True)]
-
-    def _blank(self) -> Sequence[Detection]:
+        spec, texts, versions = self._spec, [row.text for row in batch], None
+        if spec.translate_back is not None:
+            versions = spec.translate_back.versions(texts, progress=self._progress)
+        examined = detect_texts(
+            texts,
+            self._sets,
+            prompts=[row.prompt for row in batch],
+            fpr=spec.fpr,
+            test=self._test,
+            versions=versions,
+            attempts=spec.attempts,
+            explain=spec.coverage,
+            calibration=self._calibration,
+            blank=True,
+        )
         return [
-            dataclasses.replace(
-                blank_detection(group.bound, fpr=self._spec.fpr, test=self._test),
-                key_fingerprint=group.keys[name].fingerprint,
-            )
-            for group, name in self._places
+            self._scored(row, found, (row.text, *(versions[i] if versions else ()))[found.version])
+            for i, (row, found) in enumerate(zip(batch, examined, strict=True))
         ]
 
-    def _bound_of(self, number: int) -> BoundScheme:
-        """The scheme under the key with this number."""
-        return self._bounds[number]() if self._bounds else self.bound
-
-    def _scored(self, row: Document, versions: Sequence[Version]) -> Scored:
+    def _scored(self, row: Document, found: Examined, text: str) -> Scored:
         spec = self._spec
-        found = judge(versions, self._bound_of, fpr=spec.fpr, attempts=spec.attempts, explain=spec.coverage)
         group, key_file = self._places[found.index] if self._places else (self._groups[0], None)
         detection = found.judged
         result: dict[str, Any] = {"id": row.id}
@@ -302,20 +263,20 @@ class Scorer:
             result["key_file"] = key_file
         result["config_hash"] = _config_hash(group.bound, detection.key_fingerprint)
         result |= detection.to_dict(tokens=spec.tokens)
-        tested = [each.key_fingerprint for each in versions[0].detections]
+        tested = [each.key_fingerprint for each in found.detections]
         result["manifest"] = layers(row.text, detection, tested, roots=spec.roots)
         if key_file is not None:
             result |= {"p_value_of_key": found.detection.to_dict()["p_value"], "keys": found.looks.keys}
             without = [
                 {"key_file": name, "scheme": each.scheme, "reason": each.verdict.value}
-                for (_, name), each in zip(self._places, versions[0].detections, strict=True)
+                for (_, name), each in zip(self._places, found.detections, strict=True)
                 if not each.verdict.conclusive
             ]
             result["not_tested"] = [*self.not_tested, *without]
         if spec.translate_back is not None:
             result["versions"] = found.looks.attempts // spec.attempts
             result["translated_back"] = found.version > 0
-        return Scored(row.id, versions[found.version].text, detection, result, found, key_file)
+        return Scored(row.id, text, detection, result, found, key_file)
 
 
 def _config_hash(bound: BoundScheme, fingerprint: str) -> str:

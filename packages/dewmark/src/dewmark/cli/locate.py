@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dewmark.batch import Scored
-    from dewmark.passages import Located
+    from dewmark.detect import Examined
     from dewmark.types import Passage
 
 _ROWS = 1024  # read at a time
@@ -53,7 +53,6 @@ def locate(
     from dewmark.batch.inputs import read_files, warn_json_lines
     from dewmark.batch.scorers import DetectorSpec
     from dewmark.batch.sources import open_source
-    from dewmark.passages import check_searched
 
     if not texts and rows is None:
         raise ConfigError("nothing to search: give text files, - for standard input, or --in FILE")
@@ -80,7 +79,11 @@ def locate(
         given = chain(files, source.rows(blocks) if source is not None else ())
         for done, row in enumerate(given, start=1):
             (scored,) = scorer([row])
-            check_searched(scored.located, scorer.bound, scored.text)
+            if not scorer.bound.has_evidence:
+                raise ConfigError(
+                    f"{scorer.bound.scheme.name} has no known covariance of scores over keys, so it finds no "
+                    "passages: use dewmark detect"
+                )
             if on_terminal:
                 progress.clear()
             if json_:
@@ -118,7 +121,7 @@ def _ends(passage: Passage) -> str:
     return f"“{flat}”" if len(flat) <= 2 * _QUOTED else f"“{flat[:_QUOTED]} … {flat[-_QUOTED:]}”"
 
 
-def _coloured(text: str, found: Located) -> Text:
+def _coloured(text: str, found: Examined) -> Text:
     """The text: passages in brackets with their tokens coloured by score, the rest dim."""
     from rich.text import Text
 

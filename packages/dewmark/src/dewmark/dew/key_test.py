@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,45 +18,41 @@ import numpy as np
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
-from dewmark.dew.expected import read
-from dewmark.dew.matrix import TextMatrix, statistic, text_matrices, z_scores
+from dewmark.dew.matrix import TextMatrix, WordReading, statistic, z_scores
 from dewmark.dew.reading import LexiconReader
-from dewmark.scheme import UNITS_PER_CHUNK, check_texts, make_detection, text_chunks, token_scores
+from dewmark.scheme import make_detection, token_scores
 from dewmark.types import Detection
-from dewmark.workspace import Progress, Tokenized, Workspace
+from dewmark.workspace import Expectations, Progress, Tokenized
 
 _KEYS_AT_ONCE = 64
-_MATRIX_BYTES = 256 << 20  # of the matrices of texts
 
 
-def detect_keys(
+def whole_under(
     scheme: str,
     reader: LexiconReader,
     keys: Sequence[Key],
-    texts: Sequence[str],
+    readings: Sequence[WordReading],
     *,
-    limit: float,
-    prompts: Sequence[str | None] | None,
     fpr: float,
-    workspace: Workspace,
+    expectations: Expectations | None,
+    progress: Progress,
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
-    before = reader.tokenize(check_texts(texts, prompts, fpr))
-    tokenized = reader.tokenize(texts)
-    expectations = workspace.expectations
     named = None if expectations is None else expectations.name
-    at_once = max(_MATRIX_BYTES // (8 * reader.lexicon.dim**2), 1)
-    found: list[list[Detection]] = []
-    for part in text_chunks(tokenized, units=UNITS_PER_CHUNK):
-        reading = read(reader, expectations, tokenized[part], before[part])
-        matrices = text_matrices(reading, limit=limit)
-        texts_left = iter(tokenized[part])
-        while some := list(itertools.islice(matrices, at_once)):
-            z = _under(keys, some, workspace.progress)
-            for text, matrix, row in zip(itertools.islice(texts_left, len(some)), some, z, strict=True):
-                own = reader.carrying(text)
-                found.append(_results(scheme, keys, text, matrix, row, fpr=fpr, reader=named, carrying=own))
-    return found
+    z = _z_under(keys, [each.matrix for each in readings], progress)
+    return [
+        _results(
+            scheme,
+            keys,
+            each.text,
+            each.matrix,
+            row,
+            fpr=fpr,
+            reader=named,
+            carrying=reader.carrying(each.text),
+        )
+        for each, row in zip(readings, z, strict=True)
+    ]
 
 
 def _results(
@@ -93,7 +88,7 @@ def _results(
     return found
 
 
-def _under(keys: Sequence[Key], matrices: Sequence[TextMatrix], progress: Progress) -> F64:
+def _z_under(keys: Sequence[Key], matrices: Sequence[TextMatrix], progress: Progress) -> F64:
     """z of texts under all keys, (texts, keys)."""
     F, square = np.stack([each.F for each in matrices]), np.array([each.square for each in matrices])
     z = np.empty((len(F), len(keys)))

@@ -39,7 +39,9 @@ from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import KeyStream
-from dewmark.dew.reading import Pairs, Reading
+from dewmark.dew.reading import Pairs
+from dewmark.dew.reading import Reading as Batch
+from dewmark.scheme import Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, key_test
 
@@ -84,7 +86,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class KeyedEvidence(Evidence):
-    """Evidence with the matrix W (d_T, d_C) under which its scores are."""
+    """Evidence with the matrix W (d_T, d_C) under which its scores are; its ``whole`` is a `TextMatrix`."""
 
     W: F32 | None = field(default=None, repr=False)
 
@@ -119,6 +121,7 @@ class TextMatrix:
             kernel=(1.0,),
             extra=len(self.cuts.sizes),
             unit_rows=False,
+            whole=self,
         )
 
     @property
@@ -127,8 +130,13 @@ class TextMatrix:
         return effective_length(self.blank, self.square)
 
     def under(self, W: F32) -> KeyedEvidence:
-        """The evidence under a key's W (d_T, d_C)."""
-        return scored(self.blank, W)
+        """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
+        n, T = self.blank.pairs, np.asarray(self.blank.T)
+        u: F32 = np.einsum("ij,ij->i", T @ W, self.blank.C)
+        norms = np.ones(len(u), dtype=np.float32)
+        norms[:n] = np.linalg.norm(T[:n], axis=1)
+        shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
+        return dataclasses.replace(self.blank, scores=u.astype(np.float64), alignments=shown, W=W)
 
     def test(self, W: F32) -> Statistic:
         """The key test under a key's W (d_T, d_C)."""
@@ -136,14 +144,11 @@ class TextMatrix:
         return statistic(z, self.square, self.effective_length)
 
 
-def scored(evidence: KeyedEvidence, W: F32) -> KeyedEvidence:
-    """A text's evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
-    n, T = evidence.pairs, np.asarray(evidence.T)
-    u: F32 = np.einsum("ij,ij->i", T @ W, evidence.C)
-    norms = np.ones(len(u), dtype=np.float32)
-    norms[:n] = np.linalg.norm(T[:n], axis=1)
-    shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
-    return dataclasses.replace(evidence, scores=u.astype(np.float64), alignments=shown, W=W)
+@dataclass(frozen=True)
+class WordReading(Reading):
+    """A text read word by word, as one matrix."""
+
+    matrix: TextMatrix
 
 
 def statistic(z: float, square: float, length: float) -> Statistic:
@@ -151,7 +156,7 @@ def statistic(z: float, square: float, length: float) -> Statistic:
     return Statistic(z, float(ndtr(-z)), length) if square > TINY else NOTHING
 
 
-def text_matrices(reading: Reading, *, limit: float) -> Iterator[TextMatrix]:
+def text_matrices(reading: Batch, *, limit: float) -> Iterator[TextMatrix]:
     """The matrices of a reading's texts, flattened to ``limit``."""
     for some in _groups(reading.texts):
         units, contexts = reading.token_rows, reading.context_rows

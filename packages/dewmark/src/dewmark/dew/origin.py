@@ -29,18 +29,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, Mask
-from dewmark.dew.matrix import TextMatrix, differences, testable
+from dewmark.dew.matrix import KeyedEvidence, TextMatrix, differences, testable
 from dewmark.dew.reading import LexiconReader
 from dewmark.dew.ring import CONFIDENCE, FoundUse, KeyMatrices
 from dewmark.encoders.contexts import register_texts
-from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, effective_length
 from dewmark.types import Detection, ForgeryTest
 from dewmark.verdict import LEAST_P, names_origin
@@ -133,28 +132,34 @@ class OriginStatistic(Statistic):
     forgery: ForgeryTest | None = None
 
 
-def find_uses(
-    texts: Iterable[TextMatrix], uses: KeyMatrices, *, fpr: float, head: Callable[[], Mask] | None
-) -> Iterator[tuple[Evidence, OriginStatistic]]:
-    """For each text the evidence under the use that fits, and the result.
+@dataclass(frozen=True)
+class UseEvidence(KeyedEvidence):
+    """The evidence of a text under the use of the key that fits it best."""
+
+    found: FoundUse | None = None
+
+
+def tested_use(
+    evidence: UseEvidence, uses: KeyMatrices, *, fpr: float, head: Callable[[], Mask] | None
+) -> Statistic:
+    """The result of a whole text under the use that fits it.
 
     ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed. Nor are
     texts of an epoch whose key was no ring.
     """
-    for text in texts:
-        F, square = text.F.astype(np.float32), float(np.sum(np.square(uses.visible(text.F))))
-        found = uses.find(text.F)
-        W = uses.matrix(found.use)
-        evidence = text.under(W)
-        if text.square == 0.0 or not testable(square, text.square):
-            yield evidence, OriginStatistic(**dataclasses.asdict(NOTHING))
-            continue
-        forgery = None
-        if head is not None and names_origin(found.p_value, fpr) and uses.epoch(found.use.epoch).members > 1:
-            share = level_share(F, W, head(), uses)
-            forgery = forgery_test(F, W, head(), level=fpr, share=share)
-        length = effective_length(text.blank, square)
-        yield evidence, OriginStatistic(found.z, found.p_value, length, found, forgery)
+    text, found, W = evidence.whole, evidence.found, evidence.W
+    assert isinstance(text, TextMatrix)
+    assert found is not None
+    assert W is not None
+    F, square = text.F.astype(np.float32), float(np.sum(np.square(uses.visible(text.F))))
+    if text.square == 0.0 or not testable(square, text.square):
+        return NOTHING
+    forgery = None
+    if head is not None and names_origin(found.p_value, fpr) and uses.epoch(found.use.epoch).members > 1:
+        share = level_share(F, W, head(), uses)
+        forgery = forgery_test(F, W, head(), level=fpr, share=share)
+    length = effective_length(text.blank, square)
+    return OriginStatistic(found.z, found.p_value, length, found, forgery)
 
 
 def with_origin(detection: Detection, result: Statistic, uses: KeyMatrices) -> Detection:

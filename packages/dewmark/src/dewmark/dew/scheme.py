@@ -12,26 +12,26 @@ import functools
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from dewmark import config
-from dewmark.arrays import F32, F64, Mask
+from dewmark.arrays import F32, Mask
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.expected import read
-from dewmark.dew.key_test import detect_keys
-from dewmark.dew.matrix import KeyedEvidence, TextMatrix, passage_test, scored, text_matrices
-from dewmark.dew.origin import find_uses, head_of, with_origin
+from dewmark.dew.key_test import whole_under
+from dewmark.dew.matrix import TextMatrix, WordReading, passage_test, text_matrices
+from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
 from dewmark.errors import ConfigError
-from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, reader_name
+from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.text.words import VERSION
@@ -50,7 +50,6 @@ __all__ = ["DEW", "BoundDEW"]
 
 STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
 TESTS = ("key",)
-_CHUNK_BYTES = 32 << 20  # of the vectors read at once
 _MATRICES_KEPT = 256  # of members and payloads, on a device
 _READERS: weakref.WeakValueDictionary[tuple[str, int, str], LexiconReader] = weakref.WeakValueDictionary()
 
@@ -127,30 +126,20 @@ class DEW(Scheme):
         uses = KeyMatrices.stored(state.meta["uses"], state.arrays) if "uses" in state.meta else None
         return BoundDEW(self, W, uses, reader, host, fingerprint, workspace)
 
-    def detect_keys(
-        self,
-        keys: Sequence[Key],
-        texts: Sequence[str],
-        host: HostInfo,
-        workspace: Workspace,
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[list[Detection]]:
-        """Score texts under many keys, reading them once."""
-        check_test(test, TESTS)
-        if not all(key.is_plain for key in keys):  # each pays for its own members and payloads
-            return super().detect_keys(keys, texts, host, workspace, prompts=prompts, fpr=fpr, test=test)
-        return detect_keys(
+    def whole_under(
+        self, keys: Sequence[Key], readings: Sequence[Reading], *, fpr: float, workspace: Workspace
+    ) -> list[list[Detection]] | None:
+        """The texts' matrices under all keys in one product; None where keys have members or payloads."""
+        if not all(key.is_plain for key in keys):  # each pays for its own
+            return None
+        return whole_under(
             self.name,
             self.open_reader(workspace),
             keys,
-            texts,
-            limit=self.flatten,
-            prompts=prompts,
+            [each for each in readings if isinstance(each, WordReading)],
             fpr=fpr,
-            workspace=workspace,
+            expectations=workspace.expectations,
+            progress=workspace.progress,
         )
 
 
@@ -179,7 +168,6 @@ class BoundDEW(BoundScheme):
         self.asked = AskedUse()
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
-        self._units_per_chunk = max(_CHUNK_BYTES // (4 * (W.shape[0] + 2 * W.shape[1])), 1)
         self._lock = threading.Lock()
         self._tables: dict[torch.device, WordTables] = {}
 
@@ -231,8 +219,9 @@ class BoundDEW(BoundScheme):
 
     def leading_member(self, text: str) -> int:
         """The member of the key's ring under which a text scores highest, with the payload asked for."""
-        (matrix,) = self.read(self.tokenize([text]), self.tokenize([""]))
-        return self.matrices.current.leading_member(matrix.F, payload=self.asked.payload or 0)
+        (reading,) = self.read(self.tokenize([text]), self.tokenize([""]))
+        assert isinstance(reading, WordReading)
+        return self.matrices.current.leading_member(reading.matrix.F, payload=self.asked.payload or 0)
 
     def member_of(self, seed: int) -> int | None:
         """The member that marks a text with this seed; None under a key without members."""
@@ -344,21 +333,38 @@ class BoundDEW(BoundScheme):
         """Split texts into words."""
         return self.reader.tokenize(texts)
 
-    def read(self, texts: Texts, prompts: Texts) -> Iterator[TextMatrix]:
-        """The matrices of texts, each after its prompt."""
-        reading = read(self.reader, self.expectations, texts, prompts)
-        return text_matrices(reading, limit=self.scheme.flatten)
+    def read(self, texts: Texts, prompts: Texts) -> list[Reading]:
+        """The words of each text, after its prompt, as one matrix."""
+        batch = read(self.reader, self.expectations, texts, prompts)
+        matrices = text_matrices(batch, limit=self.scheme.flatten)
+        return [WordReading(*each) for each in zip(texts, prompts, matrices, strict=True)]
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """Evidence and result of each text."""
-        matrices = self.read(texts, prompts)
-        if self.uses is not None:
-            yield from find_uses(matrices, self.uses, fpr=fpr, head=self.head if self.attributes else None)
-        else:
-            for text in matrices:
-                yield text.under(self.W), text.test(self.W)
+    @property
+    def reads_as(self) -> Hashable:
+        """Detectors with the same lexicon, limit and reader read alike."""
+        return (BoundDEW, self.reader, self.scheme.flatten, self.expectations)
+
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterator[Evidence]:
+        """Each text under W, or under the use of the key that fits it best.
+
+        A public detector has half of the key, which does not find passages.
+        """
+        for reading in readings:
+            assert isinstance(reading, WordReading)
+            if self.uses is None:
+                yield reading.matrix.under(self.W)
+                continue
+            found = self.uses.find(reading.matrix.F)
+            evidence = reading.matrix.under(self.uses.matrix(found.use))
+            yield UseEvidence(**vars(evidence) | {"divisible": not self.uses.is_public}, found=found)
+
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """The key test of a whole text, flattened already, or of a passage of it."""
+        if not isinstance(evidence.whole, TextMatrix):
+            return passage_test(evidence, limit=self.scheme.flatten)
+        if self.uses is None or not isinstance(evidence, UseEvidence):
+            return evidence.whole.test(self.W)
+        return tested_use(evidence, self.uses, fpr=fpr, head=self.head if self.attributes else None)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
@@ -367,32 +373,6 @@ class BoundDEW(BoundScheme):
         limit = self.scheme.flatten
         return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=limit)
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The evidence of texts, as the key test sees it; under the use of the key that fits each best."""
-        if self.uses is not None and self.uses.is_public:
-            raise ConfigError("a public detector has half of the key, which does not find passages")
-        return [text.under(self._best_matrix(text.F)) for text in self.read(texts, prompts)]
-
-    def evidence_from(self, other: BoundScheme, evidence: Evidence) -> Evidence | None:
-        """The evidence that another key's detector gave, under this key; None if it reads differently."""
-        if not isinstance(evidence, KeyedEvidence) or not isinstance(other, BoundDEW):
-            return None
-        mine, theirs = ((b.scheme, b.reader, b.expectations) for b in (self, other))
-        if mine != theirs or (self.uses is not None and self.uses.is_public):
-            return None
-        if self.uses is None:
-            return scored(evidence, self.W)
-        T, C = (np.asarray(rows, dtype=np.float64) for rows in (evidence.T, evidence.C))
-        return scored(evidence, self._best_matrix((T * evidence.weights[:, None]).T @ C))
-
-    def _best_matrix(self, F: F64) -> F32:
-        """The matrix of the use of the key that fits a text's F (d_T, d_C) best."""
-        return self.W if self.uses is None else self.uses.matrix(self.uses.find(F).use)
-
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """The key test of one text's evidence, or of a passage of it."""
-        return passage_test(evidence, limit=self.scheme.flatten)
-
     def _detection(
         self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
@@ -400,10 +380,6 @@ class BoundDEW(BoundScheme):
         made = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
         made = dataclasses.replace(made, carrying=self.reader.carrying(text))
         return made if self.uses is None else with_origin(made, statistic, self.uses)
-
-    def _mean_score(self, evidence: Evidence) -> float:
-        """The mean score per word."""
-        return evidence.total / max(evidence.length, 1)
 
     def state(self) -> State:
         """The key's matrices and what reading needs. As secret as the key."""

@@ -14,7 +14,7 @@ key, and reports what every other scheme reports: p-values, passages, several ke
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -25,11 +25,12 @@ from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ArtifactError, KeyFileError
 from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
-from dewmark.scheme import BoundScheme, Scheme, State
+from dewmark.scheme import BoundScheme, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.types import Seeds
-from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
+from dewmark.verdict import DEFAULT_FPR
+from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = ["RepeatedContexts", "support"]
 
@@ -116,7 +117,7 @@ class EngineBound(BoundScheme):
         """Scores (N,) of contexts (N, width) and tokens (N,): mean 0 over keys, larger if marked."""
 
     @abstractmethod
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """Apply the chosen test to one text's evidence."""
 
     def session(
@@ -129,15 +130,9 @@ class EngineBound(BoundScheme):
         windows = IdWindows(vocab_size=size, width=self.width, filler=self.filler, start=start)
         return self.open_session(windows, fresh_seeds(len(prompt_ids), seeds))
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        for evidence in self.evidence(texts, prompts):
-            yield evidence, self.statistic(evidence, test=test)
-
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> list[Evidence]:
         """The scores of the texts' scored tokens."""
-        return [self._evidence(*each) for each in zip(texts, prompts, strict=True)]
+        return [self._evidence(each.text, each.prompt) for each in readings]
 
     def _evidence(self, text: Tokenized, prompt: Tokenized) -> Evidence:
         before, tokens = prompt.ids if self.reads_prompt else (), np.array(text.ids, dtype=np.int64)

@@ -59,6 +59,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.verdict import DEFAULT_FPR
 
 _CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # keep the two uses of vLLM's hash apart
 _MASK = np.uint64(0xFFFFFFFF)
@@ -138,7 +139,7 @@ class BoundVLLMGumbel(EngineBound):
             scores += share * each.exponentials(contexts, tokens)
         return scores - 1.0
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         return gamma_test(evidence)
 
 
@@ -174,7 +175,7 @@ class BoundDualKeyGumbel(BoundVLLMGumbel):
         self.hashes = [PhiloxHash(_subkey(self.numbers[0], domain)) for domain in (b"key_a", b"key_b")]
         self.shares = [1.0 - alpha, alpha]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``gamma``: vLLM's approximation; ``exact``: the distribution of the sum."""
         if not (n := len(evidence)):
             return NOTHING
@@ -241,7 +242,7 @@ class BoundSGLangGumbel(EngineBound):
         words = self.hash.words(contexts, tokens[:, None])[:, 0]
         return -np.log1p(-(words.astype(np.float64) + 0.5) / 2**32) - 1.0
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         return gamma_test(evidence)
 
 

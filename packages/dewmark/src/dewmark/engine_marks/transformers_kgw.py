@@ -35,6 +35,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 
 _TABLE = 1_000_003
 _CANDIDATES = 40  # that selfhash looks at
@@ -99,7 +100,7 @@ class BoundTransformersKGW(EngineBound):
         green = [self.green(seed)[token] for seed, token in zip(seeds, tokens.tolist(), strict=True)]
         return np.array(green, dtype=np.float64) - self.share
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The exact distribution of the number of green tokens."""
         return binomial_test(evidence, share=self.share)
 

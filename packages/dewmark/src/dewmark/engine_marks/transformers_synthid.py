@@ -50,6 +50,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 
 __all__ = ["tournament"]
 
@@ -111,7 +112,7 @@ class BoundTransformersSynthID(EngineBound):
         mean: F64 = self.bits(contexts, tokens[:, None])[:, 0].mean(axis=1)
         return mean - self.share
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The exact distribution of the number of ones."""
         return binomial_test(evidence, share=self.share, trials=self.depth)
 

@@ -29,6 +29,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 
 _INT31 = 0x7FFFFFFF
 _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -78,7 +79,7 @@ class BoundVLLMSBW(EngineBound):
         """1 − γ if green, −γ if not, (N,)."""
         return self.green(contexts, tokens[:, None])[:, 0].astype(np.float64) - self.share
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The exact distribution of the number of green tokens."""
         return binomial_test(evidence, share=self.share)
 

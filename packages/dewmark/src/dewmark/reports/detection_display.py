@@ -17,7 +17,7 @@ from dewmark.types import Coverage, Detection, Extent, Passage, TokenScore, Verd
 from dewmark.verdict import LEAST_P, MIN_EFFECTIVE_LENGTH
 
 if TYPE_CHECKING:
-    from dewmark.passages import Located
+    from dewmark.detect import Examined
 
 __all__ = ["CAVEATS", "one_in", "p_value", "sentence", "share_in_words"]
 
@@ -105,7 +105,7 @@ def _language(detection: Detection) -> str:
     return "an unknown language" if detection.language is None else language_name(detection.language)
 
 
-def located_sentence(found: Located) -> str:
+def located_sentence(found: Examined) -> str:
     """The verdict on a text and its passages, in one line."""
     looks = f"{p_value(found.p_value)} over {found.looks}" if str(found.looks) else p_value(found.p_value)
     if not found.verdict.conclusive:

@@ -10,7 +10,7 @@ Boundary: arrays and their meaning; the statistics are in the other modules of `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,9 @@ class Evidence:
 
     The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
     If f is linear, rows need not be unit vectors (``unit_rows`` false): a unit with short rows weighs less.
-    A scheme's own kind of evidence names in ``of_pairs`` its arrays with a row for each pair.
+    A scheme's own kind of evidence names in ``of_pairs`` its arrays with a row for each pair. ``whole`` is
+    what a scheme's test knows of a whole text beyond its pairs; a passage of it has None. ``divisible`` says
+    that passages can be tested by themselves.
     """
 
     of_pairs: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +54,8 @@ class Evidence:
     comparable: bool = True
     extra: int = 0
     unit_rows: bool = True
+    whole: Any = None
+    divisible: bool = True
 
     @classmethod
     def independent(

@@ -538,5 +538,6 @@ def restrict(evidence: Evidence, units: Units) -> Evidence:
         T=evidence.T[pairs],
         C=evidence.C[pairs],
         extra=0,
+        whole=None,
         **{name: getattr(evidence, name)[pairs] for name in evidence.of_pairs},
     )

@@ -19,15 +19,16 @@ import math
 import unittest
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import binom, kurtosis, mannwhitneyu, spearmanr
 
-from dewmark.capabilities import ChoosesDrafts, GivesEvidence, capability
+from dewmark.capabilities import ChoosesDrafts, capability, evidence_of
 from dewmark.core.keys import Key
+from dewmark.detect import score_texts
 from dewmark.detector import Detector
 from dewmark.errors import (
     ConfigError,
@@ -45,6 +46,7 @@ from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.testing.trial import VOCABULARY, Trial
 from dewmark.types import Detection, Verdict
+from dewmark.verdict import DEFAULT_FPR
 
 Check = Callable[[Trial], None]
 
@@ -108,7 +110,7 @@ def keeps_its_secret(trial: Trial) -> None:
     """Nothing that is printed or stored in plain text shows the key, and no array holds the key itself."""
     bound, secret = trial.bound, trial.secret
     state = bound.state()
-    detection = bound.detect(trial.marked[0])
+    detection = score_texts(bound, trial.marked[:1])[0]
     session = (
         capability(bound, ChoosesDrafts).drafts(["a text"])
         if bound.needs.drafts
@@ -233,7 +235,7 @@ def devices_agree(trial: Trial) -> None:
 
 def detects_its_own_text(trial: Trial) -> None:
     """Most of the scheme's own texts are detected at a false-positive rate of 1%, without their prompts."""
-    found = trial.bound.detect_batch(trial.marked, fpr=_FPR)
+    found = score_texts(trial.bound, trial.marked, fpr=_FPR)
     count = sum(detection.verdict is Verdict.MARKED for detection in found)
     expect(
         count >= 0.8 * len(found),
@@ -244,8 +246,8 @@ def detects_its_own_text(trial: Trial) -> None:
 
 def scores_separate_marked_from_unmarked(trial: Trial) -> None:
     """Marked text has larger scores and z and smaller p-values, and p falls as z grows."""
-    marked = trial.bound.detect_batch(trial.marked)
-    unmarked = trial.bound.detect_batch(trial.nulls["the host's own text"])
+    marked = score_texts(trial.bound, trial.marked)
+    unmarked = score_texts(trial.bound, trial.nulls["the host's own text"])
     for name, sign in (("score", 1), ("z", 1), ("p_value", -1)):
         ours, theirs = ([sign * getattr(d, name) for d in group] for group in (marked, unmarked))
         auroc = mannwhitneyu(ours, theirs).statistic / (len(ours) * len(theirs))
@@ -264,7 +266,7 @@ def detections_are_complete(trial: Trial) -> None:
     text, prompt = trial.marked[0], trial.prompts[0]
     length = len(trial.bound.tokenize([text])[0].ids)
     for test in (None, *trial.bound.tests):
-        found = trial.bound.detect(text, prompt=prompt, fpr=0.05, test=test)
+        found = score_texts(trial.bound, [text], prompts=[prompt], fpr=0.05, test=test)[0]
         expected = {
             "test": test or trial.bound.tests[0],
             "fpr": 0.05,
@@ -295,15 +297,18 @@ def batch_equals_single(trial: Trial) -> None:
     words = trial.marked[3].split(" ")
     texts = [*trial.marked[:2], " ".join(words[: len(words) // 3]), trial.nulls["repetitive text"][0]]
     prompts = [None, trial.prompts[1], trial.prompts[3], None]
-    together = trial.bound.detect_batch(texts, prompts=prompts)
-    alone = [trial.bound.detect(text, prompt=prompt) for text, prompt in zip(texts, prompts, strict=True)]
+    together = score_texts(trial.bound, texts, prompts=prompts)
+    alone = [
+        score_texts(trial.bound, [text], prompts=[prompt])[0]
+        for text, prompt in zip(texts, prompts, strict=True)
+    ]
     _expect_same(together, alone, "in a batch and alone")
 
 
 def prompt_is_context_only(trial: Trial) -> None:
     """A marked prompt does not make the text after it marked."""
     texts = trial.nulls["the host's own text"]
-    found = trial.bound.detect_batch(texts, prompts=trial.marked, fpr=_FPR)
+    found = score_texts(trial.bound, texts, prompts=trial.marked, fpr=_FPR)
     accused = sum(detection.is_marked for detection in found)
     # P(Binomial(16, 0.01) > 3) = 2e-5
     expect(
@@ -322,19 +327,22 @@ def prompt_is_context_only(trial: Trial) -> None:
 def short_texts_get_no_verdict(trial: Trial) -> None:
     """A text of one or two words is too short for a verdict."""
     for text in (" the", " the old"):
-        found = trial.bound.detect(text)
+        found = score_texts(trial.bound, [text])[0]
         expect(found.verdict is Verdict.TOO_SHORT, f"{text!r}: expected too short, got {found.verdict.words}")
 
 
 def bad_calls_are_rejected(trial: Trial) -> None:
     """Invalid texts and options raise dewmark's own errors."""
-    detect = trial.bound.detect
+
+    def detect(text: str, **options: Any) -> Detection:  # noqa: ANN401 - whatever it takes
+        return score_texts(trial.bound, [text], **options)[0]
+
     for text, what in (("", "an empty text"), ("a\ud800b", "a lone surrogate")):
         expect_error(lambda text=text: detect(text), InputError, what)  # type: ignore[misc]
     expect_error(lambda: detect("a text", fpr=1.5), ConfigError, "fpr = 1.5")
     expect_error(lambda: detect("a text", test="no such test"), UnknownNameError, "an unknown test")
     expect_error(
-        lambda: trial.bound.detect_batch(["one", "two"], prompts=["x"]), InputError, "two texts, one prompt"
+        lambda: score_texts(trial.bound, ["one", "two"], prompts=["x"]), InputError, "two texts, one prompt"
     )
 
 
@@ -351,17 +359,23 @@ def exported_detector_agrees(trial: Trial) -> None:
         state = State(meta=bundle.meta, arrays=bundle.arrays)
         detector = trial.scheme.restore(state, host, trial.bound.fingerprint, trial.workspace)
     expect(detector.config_hash == trial.bound.config_hash, "config_hash: expected that of the export")
-    _expect_same(detector.detect_batch(texts), trial.bound.detect_batch(texts), "after export")
+    _expect_same(score_texts(detector, texts), score_texts(trial.bound, texts), "after export")
 
 
 def many_keys_equal_single_keys(trial: Trial) -> None:
-    """`detect_keys` gives each text and key the same detection as that key alone."""
+    """A set of keys gives each text and key the same result as that key alone."""
     texts, names = trial.marked[:2], ("one", "two", "three")
     keys = [Key(trial.secret), *(Key(hashlib.sha256(name.encode()).digest()) for name in names)]
-    together = trial.scheme.detect_keys(keys, texts, trial.host.info, trial.workspace)
     bound = [trial.scheme.bind(key, trial.host.info, trial.workspace) for key in keys]
-    for i, text in enumerate(texts):
-        _expect_same(together[i], [each.detect(text) for each in bound], f"with {len(keys)} keys at once")
+    readings = bound[0].read(bound[0].tokenize(texts), bound[0].tokenize([""] * len(texts)))
+    together = trial.scheme.whole_under(keys, readings, fpr=DEFAULT_FPR, workspace=trial.workspace)
+    if together is None:
+        several = trial.scheme.bind_keys(keys, trial.host.info, trial.workspace)
+        columns = [each.whole(readings, test=each.tests[0], fpr=DEFAULT_FPR) for each in several]
+        together = [list(row) for row in zip(*columns, strict=True)]
+    for i in range(len(texts)):
+        alone = [each.whole(readings[i : i + 1], test=each.tests[0], fpr=DEFAULT_FPR)[0] for each in bound]
+        _expect_same(together[i], alone, f"with {len(keys)} keys at once")
 
 
 # Probability
@@ -388,7 +402,7 @@ def evidence_has_the_moments_it_claims(trial: Trial) -> None:
     for kind, texts in trial.nulls.items():
         text, prompt = trial.bound.tokenize([texts[0], trial.prompts[0]])
         try:
-            found = [capability(bound, GivesEvidence).evidence([text], [prompt])[0] for bound in trial.others]
+            found = [evidence_of(bound, [text], [prompt])[0] for bound in trial.others]
         except ConfigError as reason:
             raise unittest.SkipTest(str(reason)) from None
         for evidence in found:

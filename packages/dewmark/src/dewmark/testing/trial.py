@@ -18,6 +18,7 @@ import numpy as np
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_texts
 from dewmark.hosts.fake import FakeHost, Kind
 from dewmark.scheme import BoundScheme, Scheme, for_languages
 from dewmark.workspace import Workspace
@@ -100,7 +101,7 @@ class Trial:
         kinds = {**self.nulls, "text marked with another key": self.marked}
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
         for i, bound in enumerate(self.others):
-            detections = bound.detect_batch([texts[i % TEXTS] for texts in kinds.values()])
+            detections = score_texts(bound, [texts[i % TEXTS] for texts in kinds.values()])
             for kind, detection in zip(kinds, detections, strict=True):
                 found[kind].append(detection.p_value)
         return found

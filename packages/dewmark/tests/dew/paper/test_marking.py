@@ -11,6 +11,7 @@ from tests.fakes import COMPOSED
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.detect import score_text
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
@@ -75,8 +76,8 @@ def test_detection_without_the_prompt_scores_all_but_k(host, bound) -> None:
     text = written.text
     # the plain alignments: centred ones depend on which tokens are scored
     with_prompt, without = (
-        bound.detect(text, prompt=PROMPT, test="gaussian"),
-        bound.detect(text, test="gaussian"),
+        score_text(bound, text, prompt=PROMPT, test="gaussian"),
+        score_text(bound, text, test="gaussian"),
     )
     assert with_prompt.tokens_scored == written.tokens
     assert without.tokens_scored == written.tokens - 3
@@ -87,10 +88,10 @@ def test_detection_without_the_prompt_scores_all_but_k(host, bound) -> None:
 
 
 def test_short_texts_say_so(bound) -> None:
-    assert bound.detect(" the old bridge over the river").verdict is Verdict.TOO_SHORT
-    nothing = bound.detect(" the")
+    assert score_text(bound, " the old bridge over the river").verdict is Verdict.TOO_SHORT
+    nothing = score_text(bound, " the")
     assert (nothing.verdict, nothing.p_value, nothing.tokens_scored) == (Verdict.TOO_SHORT, 1.0, 0)
-    repeated = bound.detect(" the old bridge" * 500)  # long, but worth three tokens
+    repeated = score_text(bound, " the old bridge" * 500)  # long, but worth three tokens
     assert repeated.verdict is Verdict.TOO_SHORT
     assert repeated.effective_length < 5
 
@@ -100,7 +101,7 @@ def test_short_texts_say_so(bound) -> None:
 )
 def test_what_is_no_text_is_refused(bound, text, message) -> None:
     with pytest.raises(InputError, match=message):
-        bound.detect(text)
+        score_text(bound, text)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.fakes import COMPOSED, BagEncoder
 
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_projections
+from dewmark.detect import score_text, score_texts
 from dewmark.dew.paper import reference
 from dewmark.dew.paper.scheme import DewPaper, HashedContexts, permuted_rows
 from dewmark.hosts.fake import FakeHost
@@ -58,7 +59,7 @@ def test_scores_equal_algorithm_2(host, bag_encoder, tmp_path, mode, projection,
     bound = bind(host, tmp_path, mode=mode, projection=projection, **contexts)
     text = " the river and the old bridge over the water was light and the night was old"
     tokenized = host.info.tokenizer.encode([text])[0]
-    detection = bound.detect(text, test="gaussian")  # which takes tokens as they are
+    detection = score_text(bound, text, test="gaussian")  # which takes tokens as they are
     rows, R_T, R_C = literal_tables(bound, KEY)
     windows = windows_of(tokenized.ids, k=3, host=host.info)
     vectors = (bound.hashed or bound.reader.contexts).vectors(windows).astype(np.float64)
@@ -114,7 +115,7 @@ def test_window_contexts_encode_each_window_once(host, bag_encoder: BagEncoder, 
     bound = bind(host, tmp_path, context_encoding="window", whiten_contexts=False)
     text = " the old bridge over the river" * 20
     bag_encoder.calls.clear()
-    bound.detect_batch([text, text])
+    score_texts(bound, [text, text])
     assert bag_encoder.calls == [6]  # six distinct windows, one call
-    bound.detect(text)
+    score_text(bound, text)
     assert bag_encoder.calls == [6]

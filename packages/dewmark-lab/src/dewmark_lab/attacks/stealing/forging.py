@@ -29,9 +29,9 @@ from dewmark.dew.paper.marking import Bias, BiasSession
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.sampling import Session
-from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.types import Seeds
-from dewmark.workspace import HostInfo, Progress, Texts, Workspace, silent
+from dewmark.workspace import HostInfo, Progress, Workspace, silent
 from dewmark_lab.attacks.stealing.counting import StolenBoosts
 from dewmark_lab.attacks.stealing.regression import Victim
 
@@ -67,7 +67,7 @@ class Forger(BoundScheme):
 
     tests: ClassVar[tuple[str, ...]] = ("none",)
 
-    def test_texts(self, texts: Texts, prompts: Texts, *, test: str, fpr: float) -> NoReturn:
+    def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> NoReturn:
         raise ConfigError("a forger has no detector: score its texts with the victim's")
 
     def state(self) -> State:

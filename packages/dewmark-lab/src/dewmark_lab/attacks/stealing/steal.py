@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dewmark import config
-from dewmark.detector import detect_texts
+from dewmark.detect import detect_texts
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host
@@ -57,7 +57,6 @@ TAIL_SHARES = (None, 0.75)
 
 _PILOT = 16  # texts per strength in the search
 _LEVEL = 0.01  # of the victim's detector
-_JUDGED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -421,11 +420,7 @@ def median_perplexity(host: Host, prompts: Sequence[str], texts: Sequence[str]) 
 
 def _scores(victim: BoundScheme, texts: Sequence[str]) -> tuple[list[float], list[float], float | None]:
     """p-values and z-scores (blank texts get 1 and 0), and the share of texts that are attributed."""
-    found = [
-        detection
-        for start in range(0, len(texts), _JUDGED_AT_ONCE)
-        for detection in detect_texts(victim, texts[start : start + _JUDGED_AT_ONCE])
-    ]
+    found = [each.judged for each in detect_texts(texts, victim, explain=False, blank=True)]
     share = None
     if isinstance(victim, BoundDEW) and victim.attributes:
         tests = [detection.forgery for detection in found]  # only marked texts are tested

@@ -30,6 +30,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import z_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenListSession, as_numbers
 from dewmark_lab.schemes.host_reading import (
@@ -120,7 +121,7 @@ class BoundEWD(EntropyBound):
         least = 1.0 / (1.0 + z)
         return (((p / (1.0 + z * p)).sum(dim=-1) - least) / (1.0 - least)).clamp_(min=0.0)
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``exact``: the distribution of the weighted sum; ``z``: its normal approximation."""
         normal = z_test(evidence)
         if test == "z" or not 0 < len(evidence) <= EXACT_LIMIT:

@@ -30,6 +30,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
@@ -55,7 +56,7 @@ class GreenBound(TokenBound):
         green = self.pair_hash.words(contexts, tokens) < self.limit
         return green.astype(np.float64) - self.gamma
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         return binomial_test(evidence, share=self.gamma) if test == "binomial" else z_test(evidence)
 

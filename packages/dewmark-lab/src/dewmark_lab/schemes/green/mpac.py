@@ -11,10 +11,10 @@ gain δ. In reading, each distinct (context, token) pair votes for its colour at
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -28,6 +28,7 @@ from dewmark.sampling import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
 from dewmark_lab.schemes.pair_hash import PairHash
@@ -81,21 +82,18 @@ class BoundMPAC(TokenBound):
         agrees: F64 = (self.colours(contexts, tokens) == digits).astype(np.float64)
         return agrees - self.share
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """The evidence for the configured message, and the test's result."""
-        if test == "message":
-            yield from super().test_texts(texts, prompts, test=test, fpr=fpr)
-            return
-        for text, prompt, evidence in zip(texts, prompts, self.evidence(texts, prompts), strict=True):
-            yield evidence, self._any(self._votes(text, prompt), len(evidence))
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
+        """The evidence for the configured message; of a whole text with the votes for all digits."""
+        pairs = zip(texts, prompts, super().evidence_of(texts, prompts, test), strict=True)
+        return [dataclasses.replace(each, whole=self._votes(*text)) for *text, each in pairs]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
-        """``message``: the exact distribution of the number of pairs that agree with it."""
-        return binomial_test(evidence, share=self.share)
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """``any`` message, of whole texts; ``message``: how many pairs agree with the configured one."""
+        if test == "message" or evidence.whole is None:
+            return binomial_test(evidence, share=self.share)
+        return self._any(evidence.whole, len(evidence))
 
-    def read(self, text: str, *, prompt: str = "") -> Message:
+    def message(self, text: str, *, prompt: str = "") -> Message:
         """The message in a text, whether or not it is marked."""
         tokenized, before = self.tokenize([text, prompt])
         votes = self._votes(tokenized, before)

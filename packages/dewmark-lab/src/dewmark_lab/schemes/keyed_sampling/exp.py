@@ -27,6 +27,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.pair_hash import torch_uniforms
@@ -49,7 +50,7 @@ class BoundEXP(DistortionFreeBound):
         """−ln(1 − u) − 1 for each pair (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``gamma``: the exact distribution of the sum; ``z``: its normal approximation."""
         return gamma_test(evidence) if test == "gamma" else z_test(evidence)
 

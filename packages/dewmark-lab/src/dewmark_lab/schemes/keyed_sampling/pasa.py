@@ -39,6 +39,7 @@ from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.host_reading import (
@@ -146,20 +147,20 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         """−ln(1 − u) − 1 for histories (N, h) and tokens (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, self.clusters[tokens])) - 1.0
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        return self.evidence_for("weighted", texts, prompts)
-
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
         """The clusters' own numbers for ``race``, matches with ζ otherwise."""
         if test == "race":
-            return super().evidence(texts, prompts)
+            return super().evidence_of(texts, prompts, test)
+        test = test or "weighted"
         found = zip(texts, prompts, self.readings(texts, prompts, self._masses), strict=True)
         return [
-            self._matches(self.pairs_of(text, prompt, self.first_contexts(text, prompt)), masses, test)
+            self._matches(
+                self.pairs_of(text, prompt, self.first_contexts(text, prompt)), masses, test or "weighted"
+            )
             for text, prompt, masses in found
         ]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         if test == "race" or not isinstance(evidence, MatchEvidence):
             return gamma_test(evidence)
         if not len(evidence):

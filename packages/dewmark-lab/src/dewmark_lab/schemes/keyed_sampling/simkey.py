@@ -30,6 +30,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
@@ -70,12 +71,8 @@ class BoundSimKey(DistortionFreeBound):
         """−ln(1 − u) − 1 for contexts (N, 2), a code's index and value, and tokens (N,)."""
         return -np.log1p(-self.pair_hash.uniforms(contexts, tokens)) - 1.0
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """−ln(1 − v) − 1 for each token of the texts that shows a number no earlier token did."""
-        return self.evidence_for("gamma", texts, prompts)
-
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The scores 1 + ln v for ``cost``, −ln(1 − v) − 1 otherwise."""
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
+        """1 + ln v for ``cost``, else −ln(1 − v) − 1, of each token that shows a new number."""
         codes, cuts = self._all_codes(texts, prompts)
         found = []
         for text, prompt, mine in zip(texts, prompts, np.split(codes, cuts), strict=True):
@@ -84,7 +81,7 @@ class BoundSimKey(DistortionFreeBound):
             found.append(Evidence.independent(scores, np.ones(len(scores)), positions))
         return found
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The exact distribution of the sum: its upper tail, or for ``cost`` the lower tail of Σ −ln v."""
         if test != "cost":
             return gamma_test(evidence)

@@ -35,6 +35,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
@@ -65,10 +66,10 @@ class BoundSynthID(DistortionFreeBound):
         mean: F64 = self.bits(contexts, tokens).mean(axis=1)
         return mean - 0.5
 
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
         """The pairs, scored with the test's own weights of the layers."""
         if test != "weighted":
-            return super().evidence_for(test, texts, prompts)
+            return super().evidence_of(texts, prompts, test)
         weights = np.linspace(10.0, 1.0, self.scheme.depth)
         weights /= weights.sum()
         variance = 0.25 * float(weights @ weights)
@@ -82,7 +83,7 @@ class BoundSynthID(DistortionFreeBound):
             for pairs in self.pairs(texts, prompts)
         ]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``mean``: the exact distribution of the number of ones; ``weighted``: normal."""
         if test == "weighted":
             return z_test(evidence)

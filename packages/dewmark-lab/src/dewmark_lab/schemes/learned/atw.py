@@ -42,6 +42,7 @@ from dewmark.sampling import Session, check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.host_reading import HostReadings, ReadingScheme, WeightedBound, entropy, open_model
@@ -166,7 +167,7 @@ class BoundATW(WeightedBound):
         vectors = self.semantics.rows([row[:length] for row in prefixes])
         return self.semantics.signs(vectors)[:, self.places] * self.flips > 0
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def _read(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, token) pairs, weighted by how often each occurs."""
         gates = self.position_weights(texts, prompts)
         return [self._evidence(text, gate) for text, gate in zip(texts, gates, strict=True)]
@@ -198,12 +199,12 @@ class BoundATW(WeightedBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
         """The same pairs for all tests; ``weighted`` gives them other weights."""
-        found = self.evidence(texts, prompts)
+        found = self._read(texts, prompts)
         return [balanced(evidence) for evidence in found] if test == "weighted" else found
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``weighted``, ``count``: the weighted sum's distribution over keys; ``key``: its normal limit.
 
         The first two differ in the weights of the evidence. Beyond `LONGEST` both use the normal

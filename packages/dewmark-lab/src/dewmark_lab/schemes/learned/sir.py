@@ -44,6 +44,7 @@ from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.spelling import Spelling
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact, named_encoder, stored_encoder
 from dewmark_lab.schemes.learned.keyed_signs import (
@@ -176,7 +177,7 @@ class BoundSIR(TokenBound):
         chosen = contexts[np.arange(len(tokens)), self.places[tokens]]
         return (chosen * self.flips[tokens]).astype(np.float64)
 
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def _read(self, texts: Texts, prompts: Texts) -> list[Evidence]:
         """The scores of the texts' distinct (context, label) pairs; all contexts are encoded in one call."""
         size, reach = self.scheme.chunk, self.scheme.reach
         read = []
@@ -213,9 +214,9 @@ class BoundSIR(TokenBound):
             kernel=(1.0,),
         )
 
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
         """The same pairs for all tests; ``mean`` weights each by its number of occurrences."""
-        found = self.evidence(texts, prompts)
+        found = self._read(texts, prompts)
         if test != "mean":
             return found
         return [
@@ -226,7 +227,7 @@ class BoundSIR(TokenBound):
             for each in found
         ]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``exact``: the distribution of the weighted sum over keys; ``key``: its normal approximation.
 
         ``mean`` ranks texts by the authors' statistic, the mean bias of all tokens, and reports it as z; its

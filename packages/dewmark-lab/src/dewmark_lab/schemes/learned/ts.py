@@ -32,6 +32,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, secret_of
@@ -115,7 +116,7 @@ class BoundTS(TokenBound):
         for text, prompt in zip(texts, prompts, strict=True):
             yield self._deviation[self.windows(text, prompt)[:, 0]]
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``exact``: the distribution of the number of green pairs; ``z``: its normal approximation."""
         normal = z_test(evidence)
         if test == "z" or not 0 < len(evidence) <= EXACT_LIMIT:

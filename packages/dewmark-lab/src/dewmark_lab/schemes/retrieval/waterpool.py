@@ -29,13 +29,13 @@ from dewmark.encoders.base import Encoder
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
 from dewmark.sampling import Session, fresh_seeds
-from dewmark.scheme import BoundScheme, Needs, Scheme, State, check_test, check_texts
+from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Detection, Seeds
-from dewmark.verdict import DEFAULT_FPR, verdict_of
-from dewmark.workspace import HostInfo, Workspace
+from dewmark.verdict import verdict_of
+from dewmark.workspace import HostInfo, Tokenized, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import Pool
 from dewmark_lab.schemes.token_schemes import secret_of
 
@@ -151,21 +151,10 @@ class BoundWaterPool(BoundScheme):
             kept, keys = zip(*written, strict=True)
             self.pool.add(keys, kept, self._vectors(kept))
 
-    def detect_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        prompts: Sequence[str | None] | None = None,
-        fpr: float = DEFAULT_FPR,
-        test: str | None = None,
-    ) -> list[Detection]:
-        test = check_test(test, self.tests)
-        starts = check_texts(texts, prompts, fpr)
-        if not texts:
-            return []
-        keys = self.pool.nearest(self._vectors(texts), self.scheme.retrieved)
-        found = [self._detect(*each, fpr=fpr, test=test) for each in zip(texts, starts, keys, strict=True)]
-        return self.languages.judge(texts, found)
+    def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> list[Detection]:
+        """The best of the keys under which the texts that resemble each were written."""
+        keys = self.pool.nearest(self._vectors([each.text.text for each in readings]), self.scheme.retrieved)
+        return [self._whole(*each, fpr=fpr, test=test) for each in zip(readings, keys, strict=True)]
 
     def state(self) -> State:
         """The pool's secret, and the pool: its folder, or its entries. As secret as the key."""
@@ -174,13 +163,14 @@ class BoundWaterPool(BoundScheme):
             return State(meta={"pool": str(self.pool.folder)}, arrays=arrays)
         return State(meta={}, arrays={**arrays, "entries": np.frombuffer(self.pool.stored(), dtype=np.uint8)})
 
-    def _detect(self, text: str, prompt: str, keys: Sequence[bytes], *, fpr: float, test: str) -> Detection:
+    def _whole(self, reading: Reading, keys: Sequence[bytes], *, fpr: float, test: str) -> Detection:
         if not keys:
-            return self._nothing(text, fpr=fpr, test=test)
+            return self._nothing(reading.text, fpr=fpr, test=test)
         tried = [Key(key) for key in keys]
-        (found,) = self._marker.detect_keys(
-            tried, [text], self.host, self._workspace, prompts=[prompt], fpr=fpr, test=test
-        )
+        found: list[Detection] = []
+        for bound in self._marker.bind_keys(tried, self.host, self._workspace):
+            own = bound.read(*(bound.tokenize([each.text]) for each in (reading.text, reading.prompt)))
+            found += bound.whole(own, test=test, fpr=fpr)
         best = min(found, key=lambda detection: (detection.p_value, -detection.z))
         counted = len(tried) if self.scheme.correction == "retrieved" else len(self.pool)
         p_value = sidak_min(best.p_value, tests=counted)
@@ -193,9 +183,8 @@ class BoundWaterPool(BoundScheme):
             key_fingerprint=self.fingerprint,
         )
 
-    def _nothing(self, text: str, *, fpr: float, test: str) -> Detection:
+    def _nothing(self, tokenized: Tokenized, *, fpr: float, test: str) -> Detection:
         """The result for any text while the pool is empty."""
-        (tokenized,) = self.tokenize([text])
         unscored = np.full(len(tokenized.ids), -1, dtype=np.int64)
         found = self._detection(
             tokenized, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr

@@ -32,6 +32,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats, ReweightingSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
@@ -94,7 +95,7 @@ class BoundDiPmark(DistortionFreeBound):
         green = self.pair_hash.uniforms(contexts, tokens) >= self.scheme.gamma
         return green.astype(np.float64) - (1.0 - self.scheme.gamma)
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``binomial``: the exact distribution of the green pairs' number; ``z``: its normal limit."""
         if test == "z":
             return z_test(evidence)

@@ -36,6 +36,7 @@ from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
@@ -71,11 +72,11 @@ class BoundUnbiased(DistortionFreeBound):
         """The scores ±1/2 that ``order`` sums, (N,)."""
         return (self.pair_hash.uniforms(contexts, tokens) >= 0.5).astype(np.float64) - 0.5
 
-    def evidence_for(self, test: str, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence_of(self, texts: Texts, prompts: Texts, test: str | None) -> list[Evidence]:
         """For ``llr`` the host's likelihood ratios, for ``order`` the tokens' places in the order."""
-        return self._ratios(texts, prompts) if test == "llr" else self.evidence(texts, prompts)
+        return self._ratios(texts, prompts) if test == "llr" else super().evidence_of(texts, prompts, test)
 
-    def statistic(self, evidence: Evidence, *, test: str) -> Statistic:
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """``llr``: Markov's bound on the mean ratio; ``order``: the exact distribution of the sum."""
         if test == "order":
             return binomial_test(evidence, share=0.5)

@@ -25,9 +25,10 @@ from dewmark.core.keys import Key
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import ordinary_texts
-from dewmark.scheme import Needs, Scheme, State
+from dewmark.scheme import Needs, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import named_encoder, stored_encoder
 from dewmark_lab.schemes.sentence.semstamp import UNUSABLE, GrowingText, SentenceDrafts, SentenceUnits, keyed
@@ -110,17 +111,14 @@ class PMarkBound(SentenceUnits):
         """Start choosing the sentences that follow these prompts."""
         return PMarkDrafts(prompts, self)
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """``exact``: the number of agreements (default); ``soft``: the authors' soft count."""
-        apply = _exact if test == "exact" else _soft
-        for evidence in self._channels(texts):
-            yield evidence, apply(evidence)
-
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterator[ChannelEvidence]:
         """Agreements less disagreements of each complete sentence."""
-        return list(self._channels(texts))
+        return self._channels([each.text for each in readings])
+
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """``exact``: the number of agreements (default); ``soft``: the authors' soft count."""
+        assert isinstance(evidence, ChannelEvidence)
+        return (_soft if test == "soft" else _exact)(evidence)
 
     def least_p_value(self, evidence: Evidence) -> float:
         return float(0.5 ** (len(evidence) * self.scheme.channels))

@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, F64, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
+from dewmark.stats.key_test import NOTHING, Statistic, key_test, one_sided_p
 from dewmark.types import Detection, Seeds, Verdict
+from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.schemes.sentence.drafting import DraftJudge
@@ -159,13 +160,6 @@ def keyed(secret: bytes, purpose: str) -> KeyStream:
     return KeyStream(hashlib.blake2b(purpose.encode(), key=secret, digest_size=32).digest())
 
 
-@dataclass(frozen=True)
-class TransitionEvidence(Evidence):
-    """The distinct transitions of a text, and ``counts`` (K, K), how often each bin follows each."""
-
-    counts: I64 = dataclasses.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-
-
 class SentenceUnits(BoundScheme):
     """A bound scheme that marks whole sentences, which are the units of its detections."""
 
@@ -235,32 +229,29 @@ class SentenceBound(SentenceUnits):
         """Start choosing the sentences that follow these prompts."""
         return SentenceDrafts(prompts, self)
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """``exact`` over random keys (the default), or the published ``z``."""
-        apply = exact_test if test == "exact" else paper_test
-        for evidence in self._transitions(texts, prompts):
-            yield evidence, apply(evidence.counts, self.partition)
-
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterator[Evidence]:
         """The transitions' scores.
 
         Bins are drawn without replacement, so two transitions from one bin exclude each other a little: their
         scores have the correlation −1/(K − 1), that of the corners of a simplex.
         """
-        return list(self._transitions(texts, prompts))
+        return self._transitions([each.text for each in readings], [each.prompt for each in readings])
+
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """``exact`` over random keys (the default), or the published ``z``; the key test of a passage."""
+        if evidence.whole is None:
+            return key_test(evidence)
+        return (exact_test if test == "exact" else paper_test)(evidence.whole, self.partition)
 
     def least_p_value(self, evidence: Evidence) -> float:
-        assert isinstance(evidence, TransitionEvidence)
-        return float(acceptance_pmf(evidence.counts, self._accepted)[-1])
+        return float(acceptance_pmf(evidence.whole, self._accepted)[-1])
 
     def state(self) -> State:
         meta, arrays = self.space.stored()
         kept: dict[str, NDArray[Any]] = {"secret": np.frombuffer(self._secret, dtype=np.uint8), **arrays}
         return State(meta=meta, arrays=kept)
 
-    def _transitions(self, texts: Texts, prompts: Texts) -> Iterator[TransitionEvidence]:
+    def _transitions(self, texts: Texts, prompts: Texts) -> Iterator[Evidence]:
         """The transitions of each text; all sentences are embedded in one call."""
         before = [_last_sentence(prompt.text) for prompt in prompts]
         found = [sentences(text.text) for text in texts]
@@ -275,7 +266,7 @@ class SentenceBound(SentenceUnits):
             start += len(each)
             yield self._evidence(bins, first=0 if last else 1, count=len(mine))
 
-    def _evidence(self, bins: I64, *, first: int, count: int) -> TransitionEvidence:
+    def _evidence(self, bins: I64, *, first: int, count: int) -> Evidence:
         """Evidence of ``count`` sentences, of which ``first`` is the first with a sentence before it."""
         pairs = np.column_stack((bins[:-1], bins[1:]))
         distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -288,7 +279,7 @@ class SentenceBound(SentenceUnits):
         scores = self.partition[tuple(distinct.T)] - share
         counts = np.zeros((K, K), dtype=np.int64)
         np.add.at(counts, tuple(pairs.T), 1)
-        return TransitionEvidence(
+        return Evidence(
             scores=scores,
             alignments=scores / math.sqrt(variance),
             weights=np.bincount(inverse, minlength=len(distinct)).astype(np.float64),
@@ -296,7 +287,7 @@ class SentenceBound(SentenceUnits):
             T=corners[distinct[:, 1]].astype(np.float32),
             C=distinct[:, 0],
             kernel=(variance,),
-            counts=counts,
+            whole=counts,
         )
 
 

@@ -38,10 +38,11 @@ from dewmark.encoders.contexts import (
 )
 from dewmark.encoders.token_tables import rows_of, token_table
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence, Factor
 from dewmark.stats.key_test import Statistic, gaussian_test, key_test
-from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
+from dewmark.verdict import DEFAULT_FPR
+from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -290,15 +291,13 @@ class BoundDewPaper(BoundScheme):
         """Split texts into the host's tokens."""
         return self.reader.tokenize(texts)
 
-    def test_texts(
-        self, texts: Texts, prompts: Texts, *, test: str, fpr: float
-    ) -> Iterator[tuple[Evidence, Statistic]]:
-        """Evidence and result of each text. Tests: ``key`` (default), its simulation, and the paper's two."""
-        for evidence in self._score(self.reader.read(texts, prompts), centred=test not in PLAIN):
-            yield evidence, self._tested(evidence, test=test, fpr=fpr)
+    def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterator[Evidence]:
+        """The evidence of texts, as the key test sees it, or as the paper's own tests do."""
+        read = self.reader.read([each.text for each in readings], [each.prompt for each in readings])
+        return self._score(read, centred=test not in PLAIN)
 
-    def _tested(self, evidence: Evidence, *, test: str, fpr: float) -> Statistic:
-        """Run the named test.
+    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
+        """The key test (default), its simulation, or one of the paper's two.
 
         The simulation draws its keys from a secret and the text, as many as the level ``fpr`` requires.
         """
@@ -311,10 +310,6 @@ class BoundDewPaper(BoundScheme):
             score = functools.partial(saturate, gamma)
             return monte_carlo_test(evidence, score, n=n, kind=kind, secret=self.secret, level=fpr)
         return key_test(evidence)
-
-    def evidence(self, texts: Texts, prompts: Texts) -> list[Evidence]:
-        """The evidence of texts, as the key test sees it."""
-        return list(self._score(self.reader.read(texts, prompts), centred=True))
 
     def _score(self, reading: TokenReading, *, centred: bool) -> Iterator[Evidence]:
         """One text at a time: a text's evidence is much larger than what is kept of it."""
