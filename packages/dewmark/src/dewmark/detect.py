@@ -312,7 +312,8 @@ def _examined(
         significant = whole.verdict.conclusive and whole.p_value <= level * WHOLE_SHARE
         # the share of a whole text that is significant passes to the search
         mine.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / mine.hypotheses
-    passages = search_passages(evidence, level, level_of_key(_KNOWN_P, looks) * (1.0 - WHOLE_SHARE))
+    known = level_of_key(_KNOWN_P, looks) * (1.0 - WHOLE_SHARE)
+    passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
     searches = {k: min(hit.p_value * evidence[k].hypotheses, 1.0) for k, hit in passages.items()}
     results = [each for version in versions for each in version.detections]

@@ -58,7 +58,7 @@ class DetectsMarks:
         self, text: str, *, prompt: str | None = None, fpr: float = DEFAULT_FPR, test: str | None = None
     ) -> Detection:
         """Score one completion, and say where in it the mark is; a prompt, if known, is only context."""
-        return self.detect_batch([text], prompts=[prompt], fpr=fpr, test=test)[0]
+        return detect_texts([text], self.detecting, prompts=[prompt], fpr=fpr, test=test)[0].judged
 
     def detect_batch(
         self,
@@ -69,7 +69,8 @@ class DetectsMarks:
         test: str | None = None,
     ) -> list[Detection]:
         """As `detect`, in one batch."""
-        return [each.judged for each in self.examine(texts, prompts=prompts, fpr=fpr, test=test)]
+        found = detect_texts(texts, self.detecting, prompts=prompts, fpr=fpr, test=test)
+        return [each.judged for each in found]
 
     def examine(
         self,

@@ -73,8 +73,6 @@ def search_passages(evidence: Mapping[int, Evident], level: float, known: float 
 
     ``level`` is that of one key, of which each has its share; p-values up to ``known`` are told.
     """
-    if not evidence:
-        return {}
     from dewmark.stats.scan import search  # most texts are short and not marked, and need no search
 
     found: dict[int, Found] = {}

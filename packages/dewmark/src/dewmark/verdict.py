@@ -72,7 +72,10 @@ def verdict_of(
 
 def corrected(p_value: float, looks: Looks, *, share: float = 1.0) -> float:
     """The p-value of one look, which had this share of its key's level, after all looks."""
-    found = sidak_min(min(p_value / share, 1.0), tests=looks.keys) * looks.attempts
+    found = min(p_value / share, 1.0)
+    if looks.keys > 1:
+        found = sidak_min(found, tests=looks.keys)
+    found *= looks.attempts
     return max(min(found, 1.0), LEAST_P)
 
 

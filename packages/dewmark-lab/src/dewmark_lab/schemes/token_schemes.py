@@ -29,10 +29,8 @@ from dewmark.errors import ArtifactError
 from dewmark.sampling import Session, check_logits, left_padding
 from dewmark.scheme import BoundScheme, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.types import Seeds
-from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Tokenized, Workspace
 from dewmark_lab.schemes.pair_hash import SECRET_BYTES, PairHash, VocabularyHash
 
@@ -114,7 +112,7 @@ class TokenBound(BoundScheme):
     """A scheme bound to its secret and a host's vocabulary.
 
     Subclasses set ``width`` (h) and ``variance`` (of one pair's score over keys), as class attributes or in
-    `prepare`, and implement `start_session`, `pair_scores` and `statistic`.
+    `prepare`, and implement `start_session` and `pair_scores`, and `test` unless the key test will do.
     """
 
     width: int
@@ -153,10 +151,6 @@ class TokenBound(BoundScheme):
 
         Over keys they have mean 0; a larger score is more evidence of the mark.
         """
-
-    @abstractmethod
-    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
-        """Apply the chosen test to one text's evidence."""
 
     def contexts_of(self, windows: I64, tokens: I64) -> I64:
         """The part of the windows (N, h) before tokens (N,) that the score depends on, (N, w): all."""

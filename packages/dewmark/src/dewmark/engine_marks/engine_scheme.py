@@ -27,9 +27,7 @@ from dewmark.errors import ArtifactError, KeyFileError
 from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
 from dewmark.scheme import BoundScheme, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic
 from dewmark.types import Seeds
-from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = ["RepeatedContexts", "support"]
@@ -115,10 +113,6 @@ class EngineBound(BoundScheme):
     @abstractmethod
     def pair_scores(self, contexts: I64, tokens: I64) -> F64:
         """Scores (N,) of contexts (N, width) and tokens (N,): mean 0 over keys, larger if marked."""
-
-    @abstractmethod
-    def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
-        """Apply the chosen test to one text's evidence."""
 
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
