@@ -241,9 +241,10 @@ def _tested(
     for keys in sets:
         bound = keys.bound(0)
         name = check_test(test, bound.tests)
-        if bound.reads_as not in read:
-            read[bound.reads_as] = bound.read(bound.tokenize(some), bound.tokenize(before)) if some else []
-        readings = read[bound.reads_as]
+        alike = bound.reads_as
+        if alike not in read:
+            read[alike] = bound.read(bound.tokenize(some), bound.tokenize(before)) if some else []
+        readings = read[alike]
         if bound.languages not in spoken:
             spoken[bound.languages] = bound.languages.read(some)
         found = keys.whole(readings, test=name, fpr=fpr) if some else []

@@ -308,7 +308,7 @@ class BoundScheme(ABC):
         if found is None:
             raise ConfigError(f"{self.scheme.name} has no detector")
         return [
-            self._detection(each.text, evidence, self.test(evidence, test=test, fpr=fpr), test=test, fpr=fpr)
+            self._detection(each, evidence, self.test(evidence, test=test, fpr=fpr), test=test, fpr=fpr)
             for each, evidence in zip(readings, found, strict=True)
         ]
 
@@ -323,7 +323,7 @@ class BoundScheme(ABC):
         return evidence.total / weight if weight else 0.0
 
     def _detection(
-        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+        self, reading: Reading, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text."""
         return make_detection(
@@ -334,7 +334,7 @@ class BoundScheme(ABC):
             fpr=fpr,
             scheme=self.scheme.name,
             fingerprint=self.fingerprint,
-            tokens=token_scores(text, evidence),
+            tokens=token_scores(reading.text, evidence),
             reader=reader_name(self),
         )
 

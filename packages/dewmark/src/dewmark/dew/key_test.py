@@ -18,79 +18,52 @@ import numpy as np
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
-from dewmark.dew.matrix import TextMatrix, WordReading, statistic, z_scores
-from dewmark.dew.reading import LexiconReader
+from dewmark.dew.matrix import WordReading, statistic, z_scores
 from dewmark.scheme import make_detection, token_scores
 from dewmark.types import Detection
-from dewmark.workspace import Expectations, Progress, Tokenized
+from dewmark.workspace import Progress
 
 _KEYS_AT_ONCE = 64
 
 
 def whole_under(
     scheme: str,
-    reader: LexiconReader,
     keys: Sequence[Key],
     readings: Sequence[WordReading],
     *,
     fpr: float,
-    expectations: Expectations | None,
+    reader: str | None,
     progress: Progress,
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
-    named = None if expectations is None else expectations.name
-    z = _z_under(keys, [each.matrix for each in readings], progress)
-    return [
-        _results(
-            scheme,
-            keys,
-            each.text,
-            each.matrix,
-            row,
-            fpr=fpr,
-            reader=named,
-            carrying=reader.carrying(each.text),
-        )
-        for each, row in zip(readings, z, strict=True)
-    ]
+    rows = []
+    for reading, z in zip(readings, _z_under(keys, readings, progress), strict=True):
+        best, matrix = int(np.argmax(z)), reading.matrix
+        evidence = matrix.under(_matrix(keys[best], matrix.F.shape))
+        length, scored = matrix.effective_length, max(evidence.length, 1)
+        found = [
+            make_detection(
+                evidence,
+                statistic(float(each), matrix.square, length),
+                score=float(each) * matrix.square**0.5 / scored,
+                test="key",
+                fpr=fpr,
+                scheme=scheme,
+                fingerprint=key.fingerprint,
+                reader=reader,
+                carrying=reading.carrying,
+            )
+            for each, key in zip(z, keys, strict=True)
+        ]
+        found[best] = dataclasses.replace(found[best], tokens=token_scores(reading.text, evidence))
+        rows.append(found)
+    return rows
 
 
-def _results(
-    scheme: str,
-    keys: Sequence[Key],
-    text: Tokenized,
-    matrix: TextMatrix,
-    z: F64,
-    *,
-    fpr: float,
-    reader: str | None,
-    carrying: float | None,
-) -> list[Detection]:
-    """One detection per key of a text with z (keys,)."""
-    best = int(np.argmax(z))
-    evidence = matrix.under(_matrix(keys[best], matrix.F.shape))
-    length, scored = matrix.effective_length, max(evidence.length, 1)
-    found = [
-        make_detection(
-            evidence,
-            statistic(float(each), matrix.square, length),
-            score=float(each) * matrix.square**0.5 / scored,
-            test="key",
-            fpr=fpr,
-            scheme=scheme,
-            fingerprint=key.fingerprint,
-            reader=reader,
-            carrying=carrying,
-        )
-        for each, key in zip(z, keys, strict=True)
-    ]
-    found[best] = dataclasses.replace(found[best], tokens=token_scores(text, evidence))
-    return found
-
-
-def _z_under(keys: Sequence[Key], matrices: Sequence[TextMatrix], progress: Progress) -> F64:
+def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress) -> F64:
     """z of texts under all keys, (texts, keys)."""
-    F, square = np.stack([each.F for each in matrices]), np.array([each.square for each in matrices])
+    F = np.stack([each.matrix.F for each in readings])
+    square = np.array([each.matrix.square for each in readings])
     z = np.empty((len(F), len(keys)))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for i in range(0, len(keys), _KEYS_AT_ONCE):

@@ -146,9 +146,10 @@ class TextMatrix:
 
 @dataclass(frozen=True)
 class WordReading(Reading):
-    """A text read word by word, as one matrix."""
+    """A text read word by word, as one matrix; ``carrying`` is the share of its words that have a row."""
 
     matrix: TextMatrix
+    carrying: float
 
 
 def statistic(z: float, square: float, length: float) -> Statistic:

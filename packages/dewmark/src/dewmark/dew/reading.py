@@ -50,11 +50,13 @@ class Reading:
     """A batch: V distinct units with ê_T (V, d_T), W distinct contexts with ê_C (W, d_C), pairs per text.
 
     Further rows of ``token_rows`` are what a language model expected in place of units, if one read them.
+    ``carrying`` are the shares of the texts' words that have a row, their own or a borrowed one.
     """
 
     token_rows: F32
     context_rows: F32
     texts: tuple[Pairs, ...]
+    carrying: tuple[float, ...]
 
 
 def pairs_of(units: I64, windows: I64, lengths: Sequence[int]) -> tuple[Pairs, ...]:
@@ -127,10 +129,12 @@ class LexiconReader:
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
+        known = np.split(rows[places] > 0, np.cumsum(lengths)[:-1])
         return Reading(
             token_rows=self.lexicon.tokens(distinct),
             context_rows=self.lexicon.contexts_of(around),
             texts=pairs_of(units, windows, lengths.tolist()),
+            carrying=tuple(round(float(np.mean(own)), 4) if len(own) else 0.0 for own in known),
         )
 
     def scored(self, forms: Sequence[str]) -> Mask:
@@ -167,11 +171,6 @@ class LexiconReader:
         around = codes[places[:, None] + np.arange(-self.k, 0)]
         distinct, found = distinct_windows(around, len(others) + len(self.lexicon) + 1)
         return np.maximum(distinct - len(others), 0), found
-
-    def carrying(self, text: Tokenized) -> float:
-        """The share of a text's words that have a row in the lexicon, their own or a borrowed one."""
-        rows = self.lexicon.rows(text.forms)
-        return round(float(np.mean(rows > 0)), 4) if len(rows) else 0.0
 
 
 def check_stored(state: State, name: str, value: object) -> None:

@@ -134,11 +134,10 @@ class DEW(Scheme):
             return None
         return whole_under(
             self.name,
-            self.open_reader(workspace),
             keys,
             [each for each in readings if isinstance(each, WordReading)],
             fpr=fpr,
-            expectations=workspace.expectations,
+            reader=None if workspace.expectations is None else workspace.expectations.name,
             progress=workspace.progress,
         )
 
@@ -337,7 +336,8 @@ class BoundDEW(BoundScheme):
         """The words of each text, after its prompt, as one matrix."""
         batch = read(self.reader, self.expectations, texts, prompts)
         matrices = text_matrices(batch, limit=self.scheme.flatten)
-        return [WordReading(*each) for each in zip(texts, prompts, matrices, strict=True)]
+        shares = batch.carrying
+        return [WordReading(*each) for each in zip(texts, prompts, matrices, shares, strict=True)]
 
     @property
     def reads_as(self) -> Hashable:
@@ -374,11 +374,12 @@ class BoundDEW(BoundScheme):
         return SequentialDetector(self.reader, self.matrices, prompt=prompt, fpr=fpr, limit=limit)
 
     def _detection(
-        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+        self, reading: Reading, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text, with what is known of its origin."""
-        made = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
-        made = dataclasses.replace(made, carrying=self.reader.carrying(text))
+        assert isinstance(reading, WordReading)
+        made = super()._detection(reading, evidence, statistic, test=test, fpr=fpr)
+        made = dataclasses.replace(made, carrying=reading.carrying)
         return made if self.uses is None else with_origin(made, statistic, self.uses)
 
     def state(self) -> State:

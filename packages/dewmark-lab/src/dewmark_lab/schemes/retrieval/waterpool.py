@@ -35,7 +35,7 @@ from dewmark.stats.key_test import NOTHING
 from dewmark.stats.multiple_testing import sidak_min
 from dewmark.types import Detection, Seeds
 from dewmark.verdict import verdict_of
-from dewmark.workspace import HostInfo, Tokenized, Workspace
+from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.retrieval.key_pool import Pool
 from dewmark_lab.schemes.token_schemes import secret_of
 
@@ -165,7 +165,7 @@ class BoundWaterPool(BoundScheme):
 
     def _whole(self, reading: Reading, keys: Sequence[bytes], *, fpr: float, test: str) -> Detection:
         if not keys:
-            return self._nothing(reading.text, fpr=fpr, test=test)
+            return self._nothing(reading, fpr=fpr, test=test)
         tried = [Key(key) for key in keys]
         found: list[Detection] = []
         for bound in self._marker.bind_keys(tried, self.host, self._workspace):
@@ -183,13 +183,13 @@ class BoundWaterPool(BoundScheme):
             key_fingerprint=self.fingerprint,
         )
 
-    def _nothing(self, tokenized: Tokenized, *, fpr: float, test: str) -> Detection:
+    def _nothing(self, reading: Reading, *, fpr: float, test: str) -> Detection:
         """The result for any text while the pool is empty."""
-        unscored = np.full(len(tokenized.ids), -1, dtype=np.int64)
+        unscored = np.full(len(reading.text.ids), -1, dtype=np.int64)
         found = self._detection(
-            tokenized, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr
+            reading, Evidence.independent(np.zeros(0), np.zeros(0), unscored), NOTHING, test=test, fpr=fpr
         )
-        return dataclasses.replace(found, verdict=verdict_of(1.0, float(len(tokenized.ids)), fpr))
+        return dataclasses.replace(found, verdict=verdict_of(1.0, float(len(reading.text.ids)), fpr))
 
     def _output_key(self, seed: int) -> bytes:
         if self._outputs is None:

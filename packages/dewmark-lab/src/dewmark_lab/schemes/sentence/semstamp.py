@@ -189,10 +189,10 @@ class SentenceUnits(BoundScheme):
         return float(evidence.alignments[scored].mean()) if len(scored) else 0.0
 
     def _detection(
-        self, text: Tokenized, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
+        self, reading: Reading, evidence: Evidence, statistic: Statistic, *, test: str, fpr: float
     ) -> Detection:
         """The result for one text; it is too short if no key could be detected in it."""
-        found = super()._detection(text, evidence, statistic, test=test, fpr=fpr)
+        found = super()._detection(reading, evidence, statistic, test=test, fpr=fpr)
         verdict = Verdict.MARKED if statistic.p_value <= fpr else Verdict.NOT_MARKED
         if self.least_p_value(evidence) >= fpr:
             verdict = Verdict.TOO_SHORT

@@ -62,6 +62,7 @@ class TokenReader:
         window_index = np.full(len(tokens), -1, dtype=np.int64)
         window_index[usable] = found
         return TokenReading(
+            carrying=(),
             token_rows=rows,
             context_rows=self.contexts.vectors(distinct),
             texts=pairs_of(token_index, window_index, [len(text.ids) for text in texts]),
