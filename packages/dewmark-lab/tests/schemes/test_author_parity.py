@@ -17,6 +17,7 @@ import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, bind
 from tests.schemes.test_atw import PLAIN, SEMANTICS, ToyModel, key
 
+from dewmark.capabilities import evidence_of
 from dewmark.decoding import Decoding
 from dewmark.sampling import warp
 from dewmark.stats.evidence import Evidence
@@ -157,7 +158,8 @@ def test_unigram_biases_and_counts_as_the_authors() -> None:
     )
     ids = tuple(3 + (i * i * 7 + i // 3) % 297 for i in range(150))
     texts = [Tokenized("", ids, ())], [Tokenized("", (), ())]
-    ((evidence, found),) = bound.test_texts(*texts, test="z", fpr=0.01)
+    (evidence,) = evidence_of(bound, *texts)
+    found = bound.test(evidence, test="z")
     assert len(evidence) == len(set(ids)) < len(ids)
     assert math.isclose(found.z, given["z_unique"], rel_tol=1e-12)
     assert not math.isclose(found.z, given["z_all"], rel_tol=0.1)

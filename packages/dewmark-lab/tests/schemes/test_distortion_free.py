@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from tests.engine_marks.toy_host import random_words, raw_logits
 
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
@@ -198,7 +199,7 @@ def test_green_pairs_are_counted_against_the_share_that_is_green_by_chance(host,
     """DiPmark with γ = 0.3: 70% of all pairs are green without a mark."""
     bound = bind("dipmark", {"gamma": 0.3, "prefix": 1})
     text = " the old bridge over the river and the city by the sea"
-    evidence = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))[0]
+    evidence = evidence_of(bound, bound.tokenize([text]), bound.tokenize([""]))[0]
     green = int(np.sum(evidence.scores > 0.0))
     assert 0 < green < len(evidence)
     assert score_text(bound, text).p_value == pytest.approx(stats.binom.sf(green - 1, len(evidence), 0.7))

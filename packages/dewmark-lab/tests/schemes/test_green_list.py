@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
 
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
@@ -175,13 +176,13 @@ def test_a_message_comes_back(radix: int, bits: int, tmp_path: object) -> None:
     text = host.generate(["the old bridge"], scheme=bound, seeds=[1], decoding=options)[0].text
     assert score_text(bound, text).p_value < 1e-4
     assert score_text(bound, text, test="message").p_value < 1e-4
-    read = bound.read(text)
+    read = bound.message(text)
     assert read.value == message
     assert read.p_values.max() < 0.2
     other = MPAC(message=3, bits=bits, radix=radix).bind(key(1), host.info, Workspace(cache=tmp_path))
-    assert other.read(text).value == message  # the message is not needed to read it
+    assert other.message(text).value == message  # the message is not needed to read it
     assert score_text(other, text).p_value == score_text(bound, text).p_value
-    assert bound.read(text[:40]).votes.sum() < read.votes.sum()
+    assert bound.message(text[:40]).votes.sum() < read.votes.sum()
 
 
 def test_one_colour_gains_delta() -> None:
@@ -234,7 +235,7 @@ def test_ewd_weights_by_spike_entropy() -> None:
 
 def test_ewd_statistic_is_the_weighted_sum() -> None:
     bound, text = bind("ewd", model=ToyModel()), numbers(60)
-    evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
+    evidence = evidence_of(bound, HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
     green, w = evidence.scores > 0.0, evidence.weights
     expected = (w[green].sum() - 0.5 * w.sum()) / math.sqrt(0.25 * (w**2).sum())
     found = score_text(bound, text)

@@ -13,6 +13,7 @@ from tests.engine_marks.toy_host import HOST, KNOWN, bind, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
+from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.description import info_from_model
@@ -31,7 +32,7 @@ def kgw(index: int = 0, **settings: object) -> BoundKGW:
 
 def test_binomial_test_is_exact() -> None:
     bound, text = kgw(gamma=0.25), numbers(90)
-    evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
+    evidence = evidence_of(bound, HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
     green, n = int((evidence.scores > 0).sum()), len(evidence)
     found = score_text(bound, text)
     assert found.p_value == pytest.approx(binom.sf(green - 1, n, 0.25), rel=1e-9)
@@ -133,10 +134,10 @@ def test_counts_and_z_agree_with_transformers(model: tuple, scheme: str, width: 
     bound = TheirLists(ours, info, "", secret=bytes(32), workspace=Workspace(Path()))
     bound.theirs = detector.processor
     texts = [Tokenized("", tuple(row), tuple((0, 0) for _ in row)) for row in ids.tolist()]
-    found = bound.evidence(texts, [Tokenized("", (), ())] * len(texts))
+    found = evidence_of(bound, texts, [Tokenized("", (), ())] * len(texts))
     for i, evidence in enumerate(found):
         assert len(evidence) == expected.num_tokens_scored[i]
         assert int((evidence.scores > 0).sum()) == expected.num_green_tokens[i]
-        statistic = bound.statistic(evidence, test="z")
+        statistic = bound.test(evidence, test="z")
         assert statistic.z == pytest.approx(expected.z_score[i], abs=1e-9)
         assert statistic.z > 3.0  # both see their mark

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
+from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.stats.evidence import Evidence
@@ -133,7 +134,9 @@ def test_p_values_are_exact_whatever_the_model_says(cache: Path, kind: str, scal
     model = Frozen(scale=scale)
     workspace = Workspace(cache=cache, open_host=lambda name: model)
     keys = [key(i) for i in range(KEYS)]
-    (found,) = PASA(clusters=10).detect_keys(keys, [text], PASA_HOST, workspace, test=test)
+    bounds = list(PASA(clusters=10).bind_keys(keys, PASA_HOST, workspace))
+    readings = bounds[0].read(*map(bounds[0].tokenize, ([text], [""])))
+    found = [bound.whole(readings, test=test, fpr=0.01)[0] for bound in bounds]
     p_values = np.array([d.p_value for d in found])
     expect_valid(p_values, f"{kind}, scale {scale}")
     # discrete but exact: P(p ≤ a) = a at every value a that p can take
@@ -148,7 +151,7 @@ def test_matches_have_the_claimed_chances(cache: Path) -> None:
     (text,), (none,) = tokenizer.encode([numbers(80)]), tokenizer.encode([""])
     sums, expected = [], None
     for i in range(KEYS):
-        (evidence,) = bind(cache, i, model=Frozen()).evidence([text], [none])
+        (evidence,) = evidence_of(bind(cache, i, model=Frozen()), [text], [none])
         sums.append(evidence.matches.sum())
         expected = evidence.chances
     assert abs(np.mean(sums) - expected.sum()) < 4.5 * np.sqrt((expected * (1 - expected)).sum() / KEYS)

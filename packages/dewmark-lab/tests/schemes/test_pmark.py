@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import binom, kstest
 from tests.fakes import BagEncoder
 
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
@@ -48,7 +49,7 @@ def test_distribution_of_agreements_over_keys(bind) -> None:
     text = TEXT + " A boat came down it."
     hits = []
     for number in range(300):
-        (evidence,) = bind(number + 1).evidence(bind().tokenize([text]), [])
+        (evidence,) = evidence_of(bind(number + 1), *map(bind().tokenize, ([text], [""])))
         hits.append(int(evidence.agrees.sum()))
     shares = np.bincount(hits, minlength=25) / 300
     expected = binom.pmf(np.arange(25), 24, 0.5)

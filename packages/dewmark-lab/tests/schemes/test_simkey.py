@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chisquare, kstest
 from tests.engine_marks.toy_host import VOCAB, bind, numbers
 
+from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.errors import UnknownNameError
 from dewmark.testing.checks import expect_valid
@@ -50,7 +51,7 @@ def test_repetition_is_no_evidence(bits: int) -> None:
     tokenizer = bound.host.tokenizer
     once, twice = (" ".join([numbers(40, seed=4)] * n) for n in (2, 4))
     none = tokenizer.encode([""])
-    first, second = (len(bound.evidence(tokenizer.encode([text]), none)[0]) for text in (once, twice))
+    first, second = (len(evidence_of(bound, tokenizer.encode([text]), none)[0]) for text in (once, twice))
     assert first == second
 
 
@@ -58,7 +59,7 @@ def test_scores_are_the_largest_of_the_new_numbers() -> None:
     """Against a plain loop."""
     bound = bind("simkey", window=5, stride=3, hashes=4, bits=2)
     text, prompt = bound.host.tokenizer.encode([TEXTS["a loop"], numbers(6, seed=9)])
-    (evidence,) = bound.evidence([text], [prompt])
+    (evidence,) = evidence_of(bound, [text], [prompt])
     ids, seen, expected = prompt.ids + text.ids, set(), []
     for t, token in enumerate(text.ids):
         start = len(prompt.ids) + t // 3 * 3
@@ -77,7 +78,7 @@ def test_windows_that_reach_into_an_unknown_prompt_are_skipped() -> None:
     tokenizer = bound.host.tokenizer
     (text,) = tokenizer.encode([TEXTS["random"]])
     alone, after = (
-        bound.evidence([text], tokenizer.encode([prompt]))[0].positions for prompt in ("", "5 6 7")
+        evidence_of(bound, [text], tokenizer.encode([prompt]))[0].positions for prompt in ("", "5 6 7")
     )
     assert (alone[:8] == -1).all()
     assert alone[8] >= 0

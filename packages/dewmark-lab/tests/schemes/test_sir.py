@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dewmark
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text, score_texts
@@ -134,7 +135,7 @@ class TestLaw:
         bound = bind()
         tokenizer = tiny_host().info.tokenizer
         often, empty = tokenizer.encode([" the old bridge over a river" * 30, ""])
-        evidence = bound.evidence([often], [empty])[0]
+        evidence = evidence_of(bound, [often], [empty])[0]
         # six words in nearly equal contexts
         assert evidence.weights.sum() < 0.35 * len(evidence)
         assert score_text(bound, often.text).effective_length < 16

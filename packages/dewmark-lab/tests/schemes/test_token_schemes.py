@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
+from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.registry import SCHEMES
@@ -49,7 +50,7 @@ def test_repeated_pairs_count_once() -> None:
     bound = bind("kgw", **TWO)
     text = " ".join(["11 12 13"] * 20)
     found = score_text(bound, text)
-    evidence = bound.evidence(HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
+    evidence = evidence_of(bound, HOST.tokenizer.encode([text]), HOST.tokenizer.encode([""]))[0]
     assert len(evidence) == 3
     assert evidence.weights.tolist() == [1.0, 1.0, 1.0]
     assert [int(i) for i in evidence.positions[2:8]] == [*evidence.positions[2:5]] * 2
@@ -86,7 +87,7 @@ def test_token_scores_have_offsets_and_are_standardized() -> None:
 def test_large_batches_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, texts = bind("kgw"), [numbers(20 + i, seed=i) for i in range(9)]
     whole = score_texts(bound, texts)
-    monkeypatch.setattr(bound, "_units_per_chunk", 50)
+    monkeypatch.setattr("dewmark.detect._CHARACTERS_AT_ONCE", 150)
     assert score_texts(bound, texts) == whole
     assert score_texts(bound, []) == []
 

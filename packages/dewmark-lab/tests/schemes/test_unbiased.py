@@ -126,10 +126,10 @@ def test_score_agrees_with_its_definition(host, tmp_path) -> None:
         factor = 2.0 * np.clip((upto - 0.5) / p[i][slot == slot[token]].sum(), 0.0, 1.0)
         with np.errstate(divide="ignore"):
             log_sums += np.log(np.arange(4) / 4 + (1.0 - np.arange(4) / 4) * factor)
-    (found,) = bound.evidence_for("llr", [text], [start])
+    (found,) = bound.evidence_of([text], [start], "llr")
     assert len(found) == 10
     assert found.log_mean == pytest.approx(math.log(np.exp(log_sums).mean()), rel=1e-3)
-    assert bound.statistic(found, test="llr").p_value == pytest.approx(min(1.0, math.exp(-found.log_mean)))
+    assert bound.test(found, test="llr").p_value == pytest.approx(min(1.0, math.exp(-found.log_mean)))
 
 
 def test_host_runs_once_per_batch_and_not_for_the_order_test(host, tmp_path) -> None:

@@ -55,9 +55,11 @@ def test_it_explains_human_prose_that_nobody_trained_on() -> None:
 
 def test_z_is_standard_normal_over_keys() -> None:
     """Over 40 texts and 60 keys; their z are nearly independent."""
-    found = DEW().detect_keys(
-        [Key(i.to_bytes(32, "big")) for i in range(60)], TEXTS[:40], no_host(), WORKSPACE
-    )
+    keys = [Key(i.to_bytes(32, "big")) for i in range(60)]
+    bound = DEW().bind(keys[0], no_host(), WORKSPACE)
+    readings = bound.read(bound.tokenize(TEXTS[:40]), bound.tokenize([""] * 40))
+    found = DEW().whole_under(keys, readings, fpr=0.01, workspace=WORKSPACE)
+    assert found is not None
     z = np.array([[each.z for each in row] for row in found])
     assert abs(z.mean()) < 4.5 / np.sqrt(z.size)
     assert abs(z.std() - 1.0) < 4.5 / np.sqrt(2 * z.size)
@@ -68,7 +70,7 @@ def test_doors_agree_with_and_without_it(reader) -> None:
     key = Key(bytes(range(32)))
     bound = dewmark.load_scheme(key, reader=reader)
     one = [score_text(bound, text).z for text in TEXTS[:6]]
-    many = dewmark.identify(TEXTS[:6], [key], reader=reader)
+    many = dewmark.detect_texts(TEXTS[:6], dewmark.Keys([key], reader=reader))
     np.testing.assert_allclose(one, [each.detections[0].z for each in many], atol=2e-4)
     np.testing.assert_allclose(one, [each.z for each in score_texts(bound, TEXTS[:6])], atol=2e-4)
     other = dewmark.load_scheme(key, reader="none" if reader is None else None)
