@@ -17,7 +17,6 @@ from markllm.watermark import auto_watermark
 from markllm.watermark.base import BaseWatermark
 
 import dewmark
-from dewmark.detect import score_text
 
 auto_watermark.WATERMARK_MAPPING_NAMES["dewmark"] = f"{__name__}.Dewmark"
 
@@ -46,6 +45,6 @@ class Dewmark(BaseWatermark):
 
     def detect_watermark(self, text: str, return_dict: bool = True, *_: Any, **__: Any) -> Any:
         """The verdict at p < 0.01, and z as the score."""
-        found = score_text(self.scheme, text)
+        found = dewmark.Detector(self.scheme).detect(text)
         result = {"is_watermarked": found.p_value < 0.01, "score": found.z}
         return result if return_dict else tuple(result.values())

@@ -12,7 +12,6 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dewmark
-from dewmark.detect import score_text
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
@@ -29,7 +28,7 @@ output = model.generate(
 )
 text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 print(text)
-print(score_text(scheme, text))
+print(dewmark.Detector(scheme).detect(text))
 
 with tempfile.TemporaryDirectory() as folder:
     dewmark.Detector(scheme).save(Path(folder) / "detector")

@@ -13,13 +13,15 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-import dewmark
 from dewmark.testing import check_scheme
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
 
 
 class BoundHalves(TokenBound):
-    """The bound scheme: a pair (previous token, token) scores +1 if the token is picked, else -1."""
+    """The bound scheme: a pair (previous token, token) scores +1 if the token is picked, else -1.
+
+    A pair counts once, however often it occurs, so N pairs have variance N, as the key test takes it.
+    """
 
     tests = ("key",)
     width = 1
@@ -31,10 +33,6 @@ class BoundHalves(TokenBound):
     def pair_scores(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Contexts (N, 1) and tokens (N,) to scores (N,), of mean 0 and variance 1 over keys."""
         return np.where(self.pair_hash.words(contexts, tokens) % 2, 1.0, -1.0)
-
-    def statistic(self, evidence: dewmark.Evidence, *, test: str) -> dewmark.Statistic:
-        """A pair counts once, however often it occurs: the sum of N pairs has variance N."""
-        return dewmark.key_test(evidence)
 
 
 @dataclass(frozen=True)
