@@ -14,11 +14,10 @@ from dewmark.batch.scorers import DetectorSpec
 from dewmark.cli.app import command_line
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.detect import score_text
+from dewmark.detect import detect_texts, score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
-from dewmark.opening import identify, load_scheme
-from dewmark.passages import locate
+from dewmark.opening import Keys, load_scheme
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants
 from dewmark_desk.verdicts import Examination, Query
@@ -82,12 +81,12 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
     assert found.z != pytest.approx(plain.z, abs=1e-3)
     assert Tiny.runs == 1  # explaining where the mark is does not read again
     by_name = score_text(load_scheme(KEY, reader="tiny"), text, prompt=PROMPT)
-    (many,) = identify([text], [KEY, Key(bytes(32))], prompts=[PROMPT], reader="tiny")
-    found_in = watermark.detector(reader=host).locate(text, prompt=PROMPT).detection
+    (many,) = detect_texts([text], Keys([KEY, Key(bytes(32))], reader="tiny"), prompts=[PROMPT])
+    (found_in,) = watermark.detector(reader=host).examine([text], prompts=[PROMPT])
     watermark.detector(reader="host").save(tmp_path / "detector")
     stored = Detector.load(tmp_path / "detector")
     exported = score_text(stored, text, prompt=PROMPT)
-    for each in (by_name, many.detections[0], found_in, exported):
+    for each in (by_name, many.detections[0], found_in.detection, exported):
         assert each.z == pytest.approx(found.z, abs=1e-4)
         assert each.reader == "tiny"
     assert json.loads((tmp_path / "detector" / "detector.json").read_text())["reader"] == "tiny"
@@ -97,9 +96,9 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
 
 
 def test_passages_are_searched_with_the_reader(watermark, text) -> None:
-    found = locate(text, watermark.detector(reader="host").scheme, prompt=PROMPT)
+    (found,) = detect_texts([text], watermark.detector(reader="host").scheme, prompts=[PROMPT])
     assert found.detection.reader == "tiny"
-    assert found.passages or not found.is_marked
+    assert found.passages or not found.judged.is_marked
 
 
 def test_a_detector_without_a_host_needs_the_readers_name(watermark, tmp_path, text) -> None:
