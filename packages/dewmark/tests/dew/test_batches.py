@@ -9,14 +9,12 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.detect import score_text, score_texts
+from dewmark.detect import _parts, score_text, score_texts
 from dewmark.dew.reading import distinct_windows
 from dewmark.encoders.contexts import ComposedContexts, sums_of
 from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
-from dewmark.scheme import text_chunks
 from dewmark.text.windows import ABSENT
-from dewmark.workspace import Tokenized
 
 KEY = dewmark.Key(bytes(range(32)))
 CONFIGURATIONS = {"words": ("dew", {}), "tokens": ("dew-paper", COMPOSED), "window": ("dew-paper", {})}
@@ -42,20 +40,24 @@ def numbers(detections):
 
 
 @pytest.mark.parametrize(("scheme", "settings"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_batch_a_text_alone_and_small_chunks_agree(scheme, settings, host, texts, bag_encoder):
+def test_a_batch_a_text_alone_and_small_parts_agree(scheme, settings, host, texts, bag_encoder, monkeypatch):
     bound = dewmark.load_scheme(KEY, host=host.info, scheme=scheme, settings=settings)
     alone = [score_text(bound, text) for text in texts]
     # float32 sums in another order: a few units in its 24th bit
     close = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(numbers(score_texts(bound, texts)), numbers(alone), **close)
-    bound._units_per_chunk = 40
+    monkeypatch.setattr("dewmark.detect._CHARACTERS_AT_ONCE", 200)
     np.testing.assert_allclose(numbers(score_texts(bound, texts)), numbers(alone), **close)
 
 
-def test_chunks_hold_a_bounded_number_of_units() -> None:
-    texts = [Tokenized("", tuple(range(n)), ()) for n in (30, 30, 30, 100, 5)]
-    parts = [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
-    assert list(text_chunks(texts, units=64)) == parts
+def test_parts_hold_a_bounded_number_of_characters_and_of_texts(monkeypatch) -> None:
+    texts = ["x" * n for n in (30, 34, 30, 100, 5, 1, 1, 1)]
+    monkeypatch.setattr("dewmark.detect._CHARACTERS_AT_ONCE", 64)
+    parts = [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 8)]
+    assert list(_parts(texts)) == parts
+    monkeypatch.setattr("dewmark.detect._TEXTS_AT_ONCE", 3)
+    assert list(_parts(texts)) == [*parts[:3], slice(4, 7), slice(7, 8)]
+    assert list(_parts([])) == []
 
 
 def test_contexts_are_normalised_sums() -> None:

@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy import stats
+from tests.many_keys import score_under
 
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_texts
@@ -63,8 +65,8 @@ def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_
     plain = bind(tmp_path, flatten=1e9)
     bound = plain.reading_with(Oracle(lambda i, word: told[i % 3]))
     tokens, nothing = bound.tokenize([TEXT]), bound.tokenize([""])
-    (evidence,) = bound.evidence(tokens, nothing)
-    (before,) = plain.evidence(tokens, nothing)
+    (evidence,) = evidence_of(bound, tokens, nothing)
+    (before,) = evidence_of(plain, tokens, nothing)
     vectors = plain.reader.vectors
     scored = np.flatnonzero(before.positions >= 0)
     own = vectors([tokens[0].forms[i] for i in scored])
@@ -100,7 +102,7 @@ def test_a_repeated_pair_gets_the_mean_of_its_places(bag_encoder, tmp_path, monk
     every = np.where(np.arange(len(bound.reader.lexicon.limits)) > 0, 100, 0)
     monkeypatch.setattr(bound.reader.lexicon, "limits", every)
     read = bound.reading_with(Oracle(lambda i, word: {"sea": (i % 24) / 24}))
-    (evidence,) = read.evidence(read.tokenize([text]), read.tokenize([""]))
+    (evidence,) = evidence_of(read, read.tokenize([text]), read.tokenize([""]))
     assert len(evidence) < np.count_nonzero(evidence.positions >= 0)
     sea = bound.reader.vectors(["sea"])[0]
     own = bound.reader.vectors(text.split())
@@ -163,7 +165,7 @@ def test_p_values_are_uniform_over_keys(host, bag_encoder, tmp_path) -> None:
     keys = [Key(bytes([i % 256, i // 256] * 16)) for i in range(300)]
     texts = [(TEXT + " ") * 2 + "and the old bridge", " ".join(reversed(TEXT.split()))]
     workspace = Workspace(cache=tmp_path, expectations=reader)
-    rows = DEW().detect_keys(keys, texts, no_host(), workspace)
+    rows = score_under(DEW(), keys, texts, no_host(), workspace)
     for row in rows:
         p = [detection.p_value for detection in row]
         assert stats.kstest(p, "uniform").pvalue > 1e-3

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.many_keys import score_under
 
 from dewmark.core.keys import Key
 from dewmark.detect import score_text, score_texts
@@ -68,7 +69,8 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def matrices(bound, texts) -> list[TextMatrix]:
-    return list(bound.read(bound.tokenize(texts), bound.tokenize([""] * len(texts))))
+    readings = bound.read(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
+    return [each.matrix for each in readings]
 
 
 def deviations(matrices: list[TextMatrix]) -> np.ndarray:
@@ -93,7 +95,8 @@ def test_the_deviation_of_z_over_keys_is_1(matrices) -> None:
 @pytest.mark.parametrize("kind", range(5))
 def test_texts_of_thirty_thousand_words(bound, kind) -> None:
     text = hostile_text(kind, np.random.default_rng(kind), 30_000)
-    (matrix,) = bound.read(bound.tokenize([text]), bound.tokenize([""]))
+    (reading,) = bound.read(bound.tokenize([text]), bound.tokenize([""]))
+    matrix = reading.matrix
     if matrix.square > 0.0:
         assert np.abs(deviations([matrix]) - 1.0).max() < 0.06
 
@@ -101,7 +104,7 @@ def test_texts_of_thirty_thousand_words(bound, kind) -> None:
 def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
     some = texts[:60]
     expected = [matrix.test(bound.W) for matrix in matrices[:60]]
-    many = bound.scheme.detect_keys([KEY, Key(bytes(32))], some, no_host(), bound.workspace)
+    many = score_under(bound.scheme, [KEY, Key(bytes(32))], some, no_host(), bound.workspace)
     ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
     doors = {
         "detect": [score_text(bound, text) for text in some[:30]],

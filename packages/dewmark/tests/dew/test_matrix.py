@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.many_keys import score_under
 
 import dewmark.dew.matrix as module
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.detect import score_texts
 from dewmark.dew.matrix import Cuts, cuts_of
@@ -122,9 +124,9 @@ def test_flattening_uncouples_texts_that_share_a_direction() -> None:
 
 def test_the_correlation_of_two_texts_over_keys_is_the_closed_form(bag_encoder, tmp_path) -> None:
     scheme, space = DEW().with_settings({"flatten": 1.5}), Workspace(cache=tmp_path)
-    first, second = scheme.detect_keys(KEYS, [FIRST, SECOND], no_host(), space)
+    first, second = score_under(scheme, KEYS, [FIRST, SECOND], no_host(), space)
     bound = scheme.bind(KEY, no_host(), space)
-    a, b = bound.evidence(bound.tokenize([FIRST, SECOND]), bound.tokenize(["", ""]))
+    a, b = evidence_of(bound, bound.tokenize([FIRST, SECOND]), bound.tokenize(["", ""]))
     assert a.extra > 0
     expected = cross_variance(a, b) / np.sqrt(score_variance(a) * score_variance(b))
     measured = np.corrcoef([each.z for each in first], [each.z for each in second])[0, 1]
@@ -136,5 +138,5 @@ def test_detections_say_how_many_words_can_carry_the_mark() -> None:
     bound = DEW().bind(KEY, no_host(), Workspace(cache=Path("unused")))
     texts = ["The old bridge of 1984 leads over talossanikin", "他们在使用计算机编写程序", "12 34 56 78"]
     assert [each.carrying for each in score_texts(bound, texts)] == [0.875, 1.0, 0.0]
-    found = DEW().detect_keys([KEY], texts, no_host(), Workspace(cache=Path("unused")))
+    found = score_under(DEW(), [KEY], texts, no_host(), Workspace(cache=Path("unused")))
     assert [row[0].to_dict()["carrying"] for row in found] == [0.875, 1.0, 0.0]

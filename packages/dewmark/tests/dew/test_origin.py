@@ -7,11 +7,12 @@ import pytest
 import torch
 from scipy import stats
 from scipy.special import ndtri
+from tests.many_keys import score_under
 
 from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.detect import score_text, score_texts
+from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
 from dewmark.dew.matrix import differences
 from dewmark.dew.origin import (
@@ -30,7 +31,6 @@ from dewmark.dew.scheme import DEW
 from dewmark.encoders.contexts import register_texts
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
-from dewmark.passages import locate
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import ORIGIN_SHARE
 from dewmark.workspace import Workspace, no_host
@@ -134,7 +134,8 @@ def test_a_plain_key_attributes_nothing(host, bag_encoder, tmp_path) -> None:
     bound = bind(key, host, tmp_path)
     (text,) = write(host, bound, [1])
     rotated = bind(key.rotated("2027", members=4), host, tmp_path)
-    (many,) = bound.scheme.detect_keys([key, Key(bytes(32))], [text], no_host(), Workspace(cache=tmp_path))
+    keys = [key, Key(bytes(32))]
+    (many,) = score_under(bound.scheme, keys, [text], no_host(), Workspace(cache=tmp_path))
     for found in (score_text(bound, text), score_text(rotated, text), many[0]):
         assert found.is_marked
         assert found.forgery is None
@@ -148,7 +149,7 @@ def test_a_plain_key_beside_a_ring_does_not_hide_its_members(host, bag_encoder, 
     bound = bind(ring, host, tmp_path)
     texts = write(host, bound.for_member(member=3), [1, 2])
     for keys in ([plain, ring], [ring, plain]):
-        rows = bound.scheme.detect_keys(keys, texts, no_host(), Workspace(cache=tmp_path))
+        rows = score_under(bound.scheme, keys, texts, no_host(), Workspace(cache=tmp_path))
         found = [row[keys.index(ring)] for row in rows]
         assert [each.member for each in found] == [3, 3]
         assert [each.p_value for each in found] == [each.p_value for each in score_texts(bound, texts)]
@@ -160,7 +161,7 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
     own = Detector(bound)
     own.save(tmp_path / "detector")
     loaded = Detector.load(tmp_path / "detector")
-    for a, b in zip(score_texts(loaded, texts), score_texts(own, texts), strict=True):
+    for a, b in zip(loaded.detect_batch(texts), own.detect_batch(texts), strict=True):
         assert {**a.to_dict(), "coverage": None} == {**b.to_dict(), "coverage": None}
         assert a.coverage.extent is b.coverage.extent
 
@@ -168,7 +169,7 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
 def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32)), members=64), host, tmp_path)
     (text,) = write(host, bound.for_member(member=40), [1])
-    found = locate(text, bound)
+    (found,) = detect_texts([text], bound)
     assert found.verdict is Verdict.MARKED
     assert found.detection.member == 40
     assert found.passages
@@ -297,7 +298,7 @@ def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encod
     assert 0 < head.sum() < head.size
     public = Detector.load(tmp_path / "public")
     for text, each in zip(texts, genuine, strict=True):
-        found = score_text(public, text)
+        found = public.detect(text)
         assert found.is_marked
         assert found.member == 1
         assert found.forgery is None

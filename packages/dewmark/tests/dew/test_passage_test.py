@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
-from dewmark.detect import score_text
+from dewmark.detect import detect_texts, score_text
 from dewmark.dew.matrix import KeyedEvidence, flattened, passage_test
 from dewmark.dew.scheme import DEW
 from dewmark.encoders.contexts import register_texts
-from dewmark.passages import locate
 from dewmark.stats import scan
 from dewmark.stats.key_test import key_test
 from dewmark.stats.scan import Search, Units, restrict
@@ -34,7 +34,7 @@ def windows(bound) -> list[KeyedEvidence]:
     """One window of each of seven texts, joined from the package's own."""
     parts = register_texts()
     texts = [" ".join(parts[i : i + 5]) for i in range(0, 35, 5)]
-    found = bound.evidence(bound.tokenize(texts), bound.tokenize([""] * len(texts)))
+    found = evidence_of(bound, bound.tokenize(texts), bound.tokenize([""] * len(texts)))
     return [restrict(each, Units.of(each)[:WINDOW]) for each in found]
 
 
@@ -46,10 +46,13 @@ def mean_cosine(matrices: list[np.ndarray]) -> float:
 
 def test_a_whole_text_as_a_passage_is_the_key_test(bound) -> None:
     text = " ".join(register_texts()[:3])
-    (evidence,) = bound.evidence(bound.tokenize([text]), bound.tokenize([""]))
+    (evidence,) = evidence_of(bound, bound.tokenize([text]), bound.tokenize([""]))
     assert evidence.extra > 0
-    assert bound.statistic(evidence, test="key").z == pytest.approx(score_text(bound, text).z, abs=1e-4)
-    assert key_test(evidence).z == pytest.approx(score_text(bound, text).z, abs=1e-3)
+    passage = dataclasses.replace(evidence, whole=None)
+    whole = score_text(bound, text)
+    assert bound.test(evidence, test="key").z == pytest.approx(whole.z, abs=1e-9)
+    assert bound.test(passage, test="key").z == pytest.approx(whole.z, abs=1e-4)
+    assert key_test(evidence).z == pytest.approx(whole.z, abs=1e-3)
     assert "W=" not in repr(evidence)
 
 
@@ -76,8 +79,8 @@ def test_the_z_of_a_passage_is_standard_normal_over_keys(windows) -> None:
 
 def test_a_passage_of_few_directions_is_no_evidence(bound) -> None:
     drill = "He is here. She was there. It is here. They were here. " * 12
-    (evidence,) = bound.evidence(bound.tokenize([drill]), bound.tokenize([""]))
-    found = bound.statistic(evidence, test="key")
+    (evidence,) = evidence_of(bound, bound.tokenize([drill]), bound.tokenize([""]))
+    found = bound.test(dataclasses.replace(evidence, whole=None), test="key")
     assert (found.z, found.p_value) == (0.0, 1.0)
     assert found.effective_length > 0.0
 
@@ -86,16 +89,16 @@ def test_a_window_that_only_the_common_part_makes_significant_is_no_passage(boun
     """Under a key that prefers what all texts share, plain sums are significant and nothing is marked."""
     text = " ".join(register_texts()[:6])
     tokenized = bound.tokenize([text])
-    (evidence,) = bound.evidence(tokenized, bound.tokenize([""]))
+    (evidence,) = evidence_of(bound, tokenized, bound.tokenize([""]))
     words = slice(evidence.pairs)
     left, _, right = np.linalg.svd((evidence.T[words] * evidence.weights[words, None]).T @ evidence.C[words])
     W = np.random.default_rng(2).standard_normal(bound.W.shape) + 9.0 * np.outer(left[:, 0], right[0])
     biased = bound.under(W.astype(np.float32))
-    (under,) = biased.evidence(tokenized, biased.tokenize([""]))
+    (under,) = evidence_of(biased, tokenized, biased.tokenize([""]))
     prepared = Search(under)
     plain = prepared.scan(prepared.z(under.scores[:, None])[:, 0])
     assert plain.corrected.min() < 1e-3
-    assert locate(text, biased).passages == ()
+    assert detect_texts([text], biased)[0].passages == ()
     stream = biased.follow()
     stream.largest_log_e = 50.0  # were the process certain, the key test would still count
     stream.update(text)
@@ -115,7 +118,8 @@ def test_a_passage_ends_where_the_text_repeats_itself(bound, monkeypatch) -> Non
     again = human.replace(" the ", " this ").replace(" a ", " one ").replace(" and ", " or ")
     text, begin, end = f"{human}\n{marked}\n{again}", len(human) + 1, len(human) + 1 + len(marked)
     tokenized = bound.tokenize([text])
-    (matrix,) = bound.read(tokenized, bound.tokenize([""]))
+    (reading,) = bound.read(tokenized, bound.tokenize([""]))
+    matrix = reading.matrix
     prepared, offsets = Search(matrix.blank), tokenized[0].offsets
     monkeypatch.setattr(scan, "Search", lambda evidence: prepared)  # it is the same under every key
     starts = np.array([offsets[place][0] for place in prepared.units.place])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_ndtr, ndtri
+from tests.many_keys import score_under
 
 from dewmark.core.keys import Key
 from dewmark.cuda import word_race
@@ -86,7 +87,7 @@ def lexicon() -> Lexicon:
 
 @cache
 def expected(text: str) -> tuple[float, float]:
-    return score_text(reference, text, KEY, lexicon())
+    return reference.detect(text, KEY, lexicon())
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +139,14 @@ def test_the_texts_reach_every_case() -> None:
 
 def test_many_keys_give_z_and_p_of_the_reference() -> None:
     texts = list(TEXTS.values())
-    found = DEW().detect_keys(KEYS, texts, no_host(), dataclasses.replace(WORKSPACE, expectations=NO_READER))
+    workspace = dataclasses.replace(WORKSPACE, expectations=NO_READER)
+    found = score_under(DEW(), KEYS, texts, no_host(), workspace)
     matrices = [reference.key_matrix(key, lexicon()) for key in KEYS]
     for text, row in zip(texts, found, strict=True):
         pairs = reference.pairs(text, lexicon())
         z = [reference.z_score(pairs, W) for W in matrices]
         np.testing.assert_allclose([each.z for each in row], z, atol=ROUNDING, rtol=0)
-    p = [score_text(reference, texts[3], key, lexicon())[1] for key in KEYS]
+    p = [reference.detect(texts[3], key, lexicon())[1] for key in KEYS]
     np.testing.assert_allclose([each.p_value for each in found[3]], p, atol=ROUNDING, rtol=0)
 
 
