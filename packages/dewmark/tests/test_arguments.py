@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dewmark import Decoding, Detector, Key, Watermark, identify, load_encoder, load_host, load_scheme, locate
+from dewmark import (
+    Decoding,
+    Detector,
+    Key,
+    Keys,
+    Watermark,
+    detect_texts,
+    load_encoder,
+    load_host,
+    load_scheme,
+)
 from dewmark.arguments import checked
-from dewmark.detect import score_text, score_texts
+from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError, KeyFileError
-from dewmark.opening import OpenKeys
 
 KEY = Key(bytes(32))
 
@@ -20,8 +29,12 @@ CALLS = [
     (lambda: Watermark("00" * 32), "key must be a Key (load a file with Key.load(path)), got str"),
     (lambda: load_scheme("my.key"), "key must be a Key (load a file with Key.load(path)), got str"),
     (lambda: Detector.from_key("my.key"), "key must be a Key"),
-    (lambda: identify(["a"], "my.key"), "keys must be a list of keys, each a Key"),
-    (lambda: identify(["a"], [KEY], fpr="0.01"), "fpr must be a number, got str '0.01'"),
+    (lambda: Keys("my.key"), "keys must be a list of keys, each a Key"),
+    (lambda: detect_texts(["a"], load_scheme(KEY), fpr="0.01"), "fpr must be a number, got str '0.01'"),
+    (
+        lambda: detect_texts(["a"], load_scheme(KEY), prompt="b"),
+        "detect_texts has no parameter 'prompt'; did you mean prompts?",
+    ),
     (lambda: Watermark(KEY, strenght=2), "no parameter 'strenght'; did you mean settings={'strength': …}?"),
     (lambda: Watermark(KEY, shceme="dew"), "no parameter 'shceme'; did you mean scheme?"),
     (lambda: Detector.from_key(KEY, strenght=2), "did you mean settings={'strength': …}?"),
@@ -34,20 +47,25 @@ CALLS = [
     (lambda: Decoding(max_tokens=5), "Decoding has no parameter 'max_tokens'; did you mean max_new_tokens?"),
     (lambda: Key.ring("three"), "members must be a whole number, got str 'three'"),
     (
-        lambda: identify(["x"], [KEY], strenght=2),
-        "identify has no parameter 'strenght'; did you mean settings={'s",
+        lambda: Keys([KEY], strenght=2),
+        "Keys has no parameter 'strenght'; did you mean settings={'s",
     ),
     (
         lambda: Detector.from_key(KEY, strenght=2),
         "Detector.from_key has no parameter 'strenght'; did you mean",
     ),
-    (lambda: identify(["x"], iter([KEY])), "keys must be a list of keys, each a Key"),
-    (lambda: OpenKeys([KEY], strenght=2), "OpenKeys has no parameter 'strenght'; did you mean settings="),
-    (lambda: locate("x", KEY), "bound must be a scheme with its key, or several (load_scheme(key)), got Key"),
+    (lambda: Keys(iter([KEY])), "keys must be a list of keys, each a Key"),
+    (lambda: Keys([]), "no key to compare with: give at least one"),
+    (lambda: detect_texts(["x"], KEY), "give a scheme with its key, or several (load_scheme(key)), got Key"),
     (
-        lambda: locate("x", "my.key"),
-        "bound must be a scheme with its key, or several (load_scheme(key)), got str",
+        lambda: detect_texts(["x"], [KEY]),
+        "give a scheme with its key, or several (load_scheme(key)), got Key",
     ),
+    (
+        lambda: detect_texts(["x"], "my.key"),
+        "give a scheme with its key, or several (load_scheme(key)), got str",
+    ),
+    (lambda: detect_texts(["x"], []), "no key to look for: give at least one"),
     (Key.load, "Key.load: missing a required argument: 'path'; its parameters: path"),
     (
         lambda: Detector(None).detect_batch(["x"], prompt="y"),
@@ -74,10 +92,10 @@ def test_the_numbers_of_a_key_are_whole_and_are_never_shown(numbers):
 
 def test_keys_may_be_the_values_of_a_dict_and_one_text_is_no_list(bag_encoder):
     keys = {"a": KEY, "b": Key(bytes([1]) * 32)}
-    (found,) = identify(["the old bridge"], keys.values())
+    (found,) = detect_texts(["the old bridge"], Keys(keys.values()))
     assert len(found.detections) == 2
     for call in (
-        lambda: identify("hello", [KEY]),
+        lambda: detect_texts("hello", Keys([KEY])),
         lambda: Detector.from_key(KEY).detect_batch("hello"),
         lambda: score_texts(load_scheme(KEY), "hello"),
         lambda: score_texts(load_scheme(KEY), ["hello"], prompts="x"),
@@ -101,12 +119,12 @@ class Mark:
 def test_right_arguments_pass_whatever_library_they_come_from():
     for fpr in (1, 0.5, np.float32(0.5), np.float64(0.5)):
         assert Mark(fpr).fpr == fpr
-    assert score_text(Mark(), "a", seed=np.int64(3), other=[]) == ("a", 3, {"other": []})
-    assert score_text(Mark(), "a", seed=None)[1] is None
+    assert Mark().detect("a", seed=np.int64(3), other=[]) == ("a", 3, {"other": []})
+    assert Mark().detect("a", seed=None)[1] is None
     assert Mark.detect.__doc__ == "Give everything back."
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", True])
 def test_a_method_is_checked_like_a_function(seed):
     with pytest.raises(ConfigError, match="seed must be a whole number, got"):
-        score_text(Mark(), "a", seed=seed)
+        Mark().detect("a", seed=seed)

@@ -13,8 +13,7 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.detect import score_texts
-from dewmark.detector import blank_detection, detect_texts
+from dewmark.detect import detect_texts, score_texts
 from dewmark.errors import ArtifactError, ModelError, StorageError
 from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.types import Verdict
@@ -51,7 +50,9 @@ def test_a_saved_detector_agrees_without_weights(bag_encoder, tmp_path, settings
         assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-6)
         assert ours.tokens == theirs.tokens
     assert detector.detect(text).is_marked
-    assert watermark.locate(text).passages == detector.locate(text).passages
+    (ours,), (theirs,) = detector.examine([text]), watermark.examine([text])
+    assert ours.passages == theirs.passages
+    assert ours.judged.coverage == detector.detect(text).coverage
 
 
 @pytest.fixture
@@ -100,15 +101,17 @@ def test_tables_are_shared_memory_maps(saved) -> None:
 def test_prompts_stay_with_their_texts_around_blank_ones(monkeypatch) -> None:
     bound, given = dewmark.load_scheme(dewmark.Key(SECRET)), []
     texts = ["", "The first text.", " \n", "The second text."]
-    blank = blank_detection(bound, fpr=0.01, test=None)
+    (blank,) = score_texts(bound, [""], blank=True)
     made = [dataclasses.replace(blank, z=z) for z in (1.0, 2.0)]
 
-    def detect_batch(texts, *, prompts, **_):
-        given.append((texts, prompts))
+    def whole(readings, **_):
+        given.append([(each.text.text, each.prompt.text) for each in readings])
         return made
 
-    monkeypatch.setattr(bound, "detect_batch", detect_batch)
-    found = detect_texts(bound, texts, prompts=["w", "x", "y", "z"])
-    assert given == [([texts[1], texts[3]], ["x", "z"])]
-    assert [found[1].z, found[3].z] == [1.0, 2.0]
-    assert found[0].verdict is found[2].verdict is Verdict.TOO_SHORT
+    monkeypatch.setattr(bound, "whole", whole)
+    examined = detect_texts(texts, bound, prompts=["w", "x", "y", "z"], blank=True)
+    alone = score_texts(bound, texts, prompts=["w", "x", "y", "z"], blank=True)
+    for found in ([each.judged for each in examined], [each.detection for each in examined], alone):
+        assert [found[1].z, found[3].z] == [1.0, 2.0]
+        assert found[0].verdict is found[2].verdict is Verdict.TOO_SHORT
+    assert given == [[(texts[1], "x"), (texts[3], "z")]] * 2

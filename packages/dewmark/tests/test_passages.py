@@ -1,4 +1,4 @@
-"""Located passages: characters of the text, the same from a key and from a saved detector."""
+"""The verdict on long texts and the places of the mark: every look is paid for, whatever the door."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tests.fakes import COMPOSED
 
 import dewmark
 from dewmark.decoding import Decoding
-from dewmark.detect import score_text
+from dewmark.detect import Examined, detect_texts, score_text
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.fake import FakeHost
-from dewmark.passages import Version, judge, judge_texts
-from dewmark.scheme import Needs, make_detection
+from dewmark.scheme import Needs
 from dewmark.stats import scan
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
@@ -60,14 +59,19 @@ def mixed(host: FakeHost, scheme: dewmark.BoundScheme) -> tuple[str, int, int]:
     return before + insert + after, len(before), len(before) + len(insert)
 
 
-def overlap(located: dewmark.Located, start: int, end: int) -> float:
+def locate(text: str, keys, **options) -> Examined:
+    (found,) = detect_texts([text], keys, **options)
+    return found
+
+
+def overlap(located: Examined, start: int, end: int) -> float:
     both = sum(max(0, min(p.end, end) - max(p.start, start)) for p in located.passages)
     return both / (sum(p.end - p.start for p in located.passages) + end - start - both)
 
 
 def test_the_marked_passage_is_found(host, scheme):
     text, start, end = mixed(host, scheme)
-    located = dewmark.locate(text, scheme)
+    located = locate(text, scheme)
     (passage,) = located.passages
     assert overlap(located, start, end) > 0.7
     assert passage.text == text[passage.start : passage.end] == passage.text.strip()
@@ -86,7 +90,7 @@ def test_another_key_finds_nothing(host, scheme, bag_encoder):
     other = dewmark.load_scheme(
         dewmark.Key(bytes(32)), host=host.info, scheme="dew-paper", settings={**COMPOSED, "lambda_": 6.0}
     )
-    located = dewmark.locate(text, other, fpr=1e-3)
+    located = locate(text, other, fpr=1e-3)
     assert located.passages == ()
     assert located.share == 0.0
 
@@ -95,8 +99,7 @@ def test_a_saved_detector_finds_the_same_passages(host, scheme, tmp_path):
     text, _, _ = mixed(host, scheme)
     dewmark.Detector(scheme).save(tmp_path / "detector")
     ours, theirs = (
-        dewmark.locate(text, each).passages
-        for each in (scheme, dewmark.Detector.load(tmp_path / "detector").scheme)
+        locate(text, each).passages for each in (scheme, dewmark.Detector.load(tmp_path / "detector").scheme)
     )
     assert [(p.start, p.end) for p in ours] == [(p.start, p.end) for p in theirs]
     assert ours[0].z == pytest.approx(theirs[0].z, rel=1e-5)
@@ -107,23 +110,23 @@ def test_schemes_with_their_own_law(host, name):
     """Their own exact test decides a passage's p-value."""
     scheme = dewmark.load_scheme(KEY, host=host.info, scheme=name)
     text, start, end = mixed(host, scheme)
-    located = dewmark.locate(text, scheme)
+    located = locate(text, scheme)
     assert overlap(located, start, end) > 0.6
-    assert dewmark.locate(words(host, 300, seed=3), scheme, fpr=1e-3).passages == ()
+    assert locate(words(host, 300, seed=3), scheme, fpr=1e-3).passages == ()
 
 
 def test_a_prompt_is_context_only(host, scheme):
     text, _, _ = mixed(host, scheme)
-    located = dewmark.locate(text, scheme, prompt=PROMPT)
+    located = locate(text, scheme, prompts=[PROMPT])
     assert located.detection.tokens[0].scored
     assert located.passages[0].text in text
 
 
 def test_bad_calls(scheme):
     with pytest.raises(InputError, match="empty"):
-        dewmark.locate("  ", scheme)
+        locate("  ", scheme)
     with pytest.raises(ConfigError, match="fpr"):
-        dewmark.locate("text", scheme, fpr=1.5)
+        locate("text", scheme, fpr=1.5)
 
 
 PLACES = tuple((i, i + 1) for i in range(400))
@@ -135,8 +138,8 @@ class NoiseBound(dewmark.BoundScheme):
     tests = ("key",)
 
     def __init__(self, number: int) -> None:
-        scheme = SimpleNamespace(languages=None, language_free=True, needs=Needs())
-        super().__init__(scheme, None, f"{number:016x}")
+        scheme = SimpleNamespace(name="noise", languages=None, language_free=True, needs=Needs())
+        super().__init__(scheme, SimpleNamespace(identity="none"), f"{number:016x}")
         self.number = number
 
     session = state = None
@@ -144,26 +147,15 @@ class NoiseBound(dewmark.BoundScheme):
     def tokenize(self, texts):
         return [Tokenized(text, (), PLACES[: len(text)]) for text in texts]
 
-    def evidence(self, texts, prompts):
-        return [self._evidence(text.text) for text in texts]
+    def evidence(self, readings, *, test=None):
+        return [self._evidence(each.text.text) for each in readings]
 
     def _evidence(self, text: str) -> Evidence:
         rng = np.random.default_rng([self.number, zlib.crc32(text.encode())])
         return Evidence.independent(rng.normal(size=len(text)), np.ones(len(text)), np.arange(len(text)))
 
-    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
-        return [
-            make_detection(
-                evidence := self._evidence(text),
-                key_test(evidence, variance=float(len(text))),
-                score=0.0,
-                test="key",
-                fpr=fpr,
-                scheme="noise",
-                fingerprint=self.fingerprint,
-            )
-            for text in texts
-        ]
+    def test(self, evidence, *, test, fpr=0.01):
+        return key_test(evidence, variance=float(len(evidence)))
 
 
 NoiseBound.__abstractmethods__ = frozenset()
@@ -180,7 +172,7 @@ def one_search(monkeypatch):
 def test_unmarked_documents_under_50_keys(one_search):
     """Any accusation, of the whole text or of any passage, under any key: at most the level."""
     keys, texts, level = [NoiseBound(number) for number in range(50)], 60, 0.1
-    found = [dewmark.locate(f"{i:-<{MIN_SEARCHED}}", keys, fpr=level) for i in range(texts)]
+    found = [locate(f"{i:-<{MIN_SEARCHED}}", keys, fpr=level) for i in range(texts)]
     accused = sum(each.is_marked or bool(each.passages) for each in found)
     margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
     assert accused / texts <= level + margin
@@ -190,17 +182,14 @@ def test_unmarked_documents_under_50_keys(one_search):
         assert all(passage.p_value <= level for passage in each.passages)
         assert each.p_value == min(each.p_values)
     # one key after the other, without paying for the others, accuses nearly everybody
-    alone = [
-        any(dewmark.locate(f"{i:-<{MIN_SEARCHED}}", key, fpr=level).is_marked for key in keys)
-        for i in range(6)
-    ]
+    alone = [any(locate(f"{i:-<{MIN_SEARCHED}}", key, fpr=level).is_marked for key in keys) for i in range(6)]
     assert sum(alone) >= 5
 
 
 def test_a_passage_is_found_where_the_whole_text_shows_nothing(host, scheme):
     text, start, end = mixed(host, scheme)
     before = words(host, 600, seed=8) + " "
-    located = dewmark.locate(before + text + " " + words(host, 600, seed=9), scheme)
+    located = locate(before + text + " " + words(host, 600, seed=9), scheme)
     assert located.detection.p_value > located.p_value
     assert located.is_marked
     assert overlap(located, len(before) + start, len(before) + end) > 0.6
@@ -213,7 +202,7 @@ def test_keys_of_two_tenants_in_one_text(host, scheme):
     )
     ours, _, _ = mixed(host, scheme)
     theirs, _, _ = mixed(host, other)
-    located = dewmark.locate(ours + " " + theirs, [scheme, other])
+    located = locate(ours + " " + theirs, [scheme, other])
     assert [one.key_fingerprint for one in located.passages] == [scheme.fingerprint, other.fingerprint]
     assert located.passages[0].end < len(ours) < located.passages[1].start
 
@@ -240,9 +229,14 @@ class LawBound(NoiseBound):
         evidence.scores[100:200] += self.strength
         return evidence
 
-    def statistic(self, evidence, *, test):
+    def test(self, evidence, *, test, fpr=0.01):
         self.tested.append(len(evidence))
         return key_test(evidence)
+
+    def whole(self, readings, *, test, fpr):
+        found = super().whole(readings, test=test, fpr=fpr)
+        self.tested.clear()  # only what the search tests is counted
+        return found
 
 
 LawBound.__abstractmethods__ = frozenset()
@@ -251,7 +245,7 @@ LawBound.__abstractmethods__ = frozenset()
 def test_only_keys_that_a_search_opens_run_their_own_test():
     """Whether it applies is asked once, of the whole text, and under other keys not at all."""
     keys = [LawBound(number, strength=1.0 if number == 7 else 0.0) for number in range(50)]
-    located = dewmark.locate(f"{0:-<{MIN_SEARCHED}}", keys)
+    located = locate(f"{0:-<{MIN_SEARCHED}}", keys)
     assert {each.key_fingerprint for each in located.passages} == {keys[7].fingerprint}
     assert [key.number for key in keys if key.tested] == [7]
     assert keys[7].tested.index(MIN_SEARCHED) == 0
@@ -262,9 +256,6 @@ class RingBound(NoiseBound):
     """As many uses of one key as its number says: the search pays for each of them."""
 
     n_hypotheses = 32
-
-    def for_member(self, *, member=None, payload=None):
-        raise NotImplementedError
 
 
 RingBound.__abstractmethods__ = frozenset()
@@ -285,7 +276,10 @@ def found_at(*segments: scan.Segment) -> scan.Found:
 
 
 def judged(monkeypatch, bounds, results, searched, *, versions=(), **options):
-    """The verdict on a text if a search finds this under each key; and what the search was asked."""
+    """The verdict on a text if a search finds this under each key; and what the search was asked.
+
+    ``results`` are those of the text as a whole, one per key, and ``versions`` those of its versions.
+    """
     asked = {}
 
     def search(evidences, **options):
@@ -293,9 +287,11 @@ def judged(monkeypatch, bounds, results, searched, *, versions=(), **options):
         return [searched[k] for k in range(len(evidences))]
 
     monkeypatch.setattr(scan, "search", search)
-    text = "x" * len(PLACES)
-    own = [Version(text, None, results), *versions]
-    return judge(own, bounds.__getitem__, **options), asked
+    rows = [results, *versions]
+    for k, bound in enumerate(bounds):
+        monkeypatch.setattr(bound, "whole", lambda _, k=k, **options: [row[k] for row in rows])
+    further = [["translated"] * len(versions)]
+    return locate("x" * len(PLACES), bounds, versions=further, **options), asked
 
 
 class TestEveryLookIsPaidFor:
@@ -330,7 +326,7 @@ class TestEveryLookIsPaidFor:
         quiet = [result(0.5, key=key.fingerprint) for key in keys]
         nothing = [scan.NOTHING_FOUND] * 3
         located, _ = judged(
-            monkeypatch, keys, quiet, [found_at(window(0, 50, 1e-6)), *nothing], attempts=3, keys=10
+            monkeypatch, keys, quiet, [found_at(window(0, 50, 1e-6)), *nothing], attempts=3, asked=10
         )
         assert located.p_value == pytest.approx(10 * 3 * 1e-6 / 0.2, rel=1e-4)
         assert located.looks == Looks(keys=10, attempts=3, passages=True)
@@ -338,7 +334,7 @@ class TestEveryLookIsPaidFor:
     def test_a_searched_text_that_is_too_short_as_a_whole_is_one_of_two_versions(self, monkeypatch):
         key = NoiseBound(0)
         own = dataclasses.replace(result(0.5, key=key.fingerprint), verdict=Verdict.TOO_SHORT)
-        translated = Version("translated", None, [result(0.5, key=key.fingerprint)])
+        translated = [result(0.5, key=key.fingerprint)]
         searched = [found_at(window(0, 60, 0.0015))]
         alone, _ = judged(monkeypatch, [key], [own], searched)
         both, _ = judged(monkeypatch, [key], [own], searched, versions=[translated])
@@ -351,7 +347,7 @@ def test_a_text_has_one_p_value_at_all_levels(one_search):
     searches_decide = 0
     for i in range(60):
         key, text = LawBound(i, strength=0.3 * (i % 2)), f"{i:-<{MIN_SEARCHED}}"
-        found = [dewmark.locate(text, key, fpr=level) for level in (1e-3, 0.01, 0.05, 0.1, 0.2, 0.5)]
+        found = [locate(text, key, fpr=level) for level in (1e-3, 0.01, 0.05, 0.1, 0.2, 0.5)]
         assert len({each.p_value for each in found}) == 1
         assert all(each.is_marked == (each.p_value <= each.fpr) for each in found)
         searches_decide += found[0].p_value < found[0].detection.p_value / 0.8
@@ -383,28 +379,41 @@ def test_passages_are_those_of_the_version_that_decided(monkeypatch):
     searched = [found_at(window(0, 60, 1e-4))]
     alone, _ = judged(monkeypatch, [key], [own], searched)
     assert alone.coverage is not None
-    both, _ = judged(monkeypatch, [key], [own], searched, versions=[Version("translated", None, [other])])
+    both, _ = judged(monkeypatch, [key], [own], searched, versions=[[other]])
     assert (both.version, both.verdict, both.coverage) == (1, Verdict.MARKED, None)
 
 
-def test_schemes_without_evidence_test_whole_texts_at_the_full_level():
-    class NoEvidence(NoiseBound):
-        evidence = None
+class NoEvidence(NoiseBound):
+    evidence = dewmark.BoundScheme.evidence
 
-    NoEvidence.__abstractmethods__ = frozenset()
-    key = NoEvidence(0)
-    located = judge(
-        [Version("x" * 200, None, [result(0.009, key=key.fingerprint, units=900)])], lambda _: key
-    )
-    assert (located.p_value, located.looks) == (0.009, Looks())
+
+class WholeOnly(NoiseBound):
+    """Its evidence says nothing of a passage."""
+
+    def _evidence(self, text: str) -> Evidence:
+        return dataclasses.replace(super()._evidence(text), divisible=False)
+
+
+NoEvidence.__abstractmethods__ = WholeOnly.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize("kind", [NoEvidence, WholeOnly])
+@pytest.mark.parametrize("units", [MIN_SEARCHED - 1, 900])
+def test_schemes_without_evidence_of_passages_test_whole_texts_at_the_full_level(monkeypatch, kind, units):
+    key = kind(0)
+    assert key.has_evidence is (kind is WholeOnly)
+    loud = result(0.009, key=key.fingerprint, units=units)
+    located, asked = judged(monkeypatch, [key], [loud], [])
+    assert (located.p_value, located.looks, located.coverage) == (0.009, Looks(), None)
     assert located.is_marked
+    assert asked == {}
 
 
 @pytest.mark.parametrize("units", [MIN_SEARCHED - 1, MIN_SEARCHED])
 def test_false_alarms_on_both_sides_of_the_bound(one_search, units):
     """Texts just short enough to be tested as a whole, and just long enough to be searched."""
     key, texts, level = NoiseBound(3), 400, 0.05
-    found = [judge_texts(key, [f"{i:-<{units}}"], fpr=level, explain=False)[0] for i in range(texts)]
+    found = detect_texts([f"{i:-<{units}}" for i in range(texts)], key, fpr=level, explain=False)
     assert all(each.looks.passages == (units >= MIN_SEARCHED) for each in found)
     margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
     assert 0.5 * level - margin < np.mean([each.is_marked for each in found]) <= level + margin

@@ -13,8 +13,8 @@ from dewmark import Key, load_scheme
 from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, with_audit
 from dewmark.core.whitening import normalize_rows
+from dewmark.detect import Examined
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.passages import Located
 from dewmark.scheme import make_detection
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
@@ -74,7 +74,7 @@ def test_a_text_that_is_too_short_shifts_no_other_text() -> None:
         for each, length in [(0.5, 3.0), *((each, 30.0) for each in p)]
     ]
     made = [
-        Located(each.verdict, each.p_value, 0, (each.p_value,), Looks(), 0.01, 1.0, each, None)
+        Examined(each.verdict, each.p_value, 0, (each.p_value,), Looks(), 0.01, 1.0, (each,), each, None)
         for each in found
     ]
     documents = [Document("a text", number, language="en") for number in range(61)]

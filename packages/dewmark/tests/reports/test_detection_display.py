@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dewmark.passages import Located, Passage
+from dewmark.detect import Examined
 from dewmark.reports.detection_display import (
     group_by_passage,
     level,
@@ -17,7 +17,7 @@ from dewmark.reports.detection_display import (
     sentence,
     spans,
 )
-from dewmark.types import Coverage, Detection, Extent, Looks, TokenScore, Verdict
+from dewmark.types import Coverage, Detection, Extent, Looks, Passage, TokenScore, Verdict
 
 
 def detection(tokens=(), *, verdict=Verdict.MARKED, p=1e-5) -> Detection:
@@ -114,9 +114,10 @@ def test_random_passages_never_lose_or_repeat_a_character():
         assert len(inside) <= ends[1] - ends[0] + 2
 
 
-def located(whole: Detection, *passages: Passage) -> Located:
+def located(whole: Detection, *passages: Passage) -> Examined:
     coverage = Coverage(Extent.PART, 0.22, 0.4, passages) if passages else None
-    return Located(whole.verdict, whole.p_value, 0, (whole.p_value,), Looks(), 0.05, 1.0, whole, coverage)
+    p, looks = whole.p_value, Looks()
+    return Examined(whole.verdict, p, 0, (p,), looks, 0.05, 1.0, (whole,), whole, coverage)
 
 
 def test_passages_in_words():
