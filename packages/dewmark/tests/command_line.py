@@ -21,7 +21,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import InputError, ModelError
 from dewmark.hosts.base import ChatFormat, Host
 from dewmark.registry import SCHEMES
-from dewmark.scheme import BoundScheme, Scheme, State, check_texts
+from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.types import Detection, TokenScore
 from dewmark.verdict import verdict_of
 from dewmark.workspace import HostInfo, Tokenized
@@ -88,11 +88,10 @@ class StubBound(BoundScheme):
     def state(self) -> State:
         return State(meta={}, arrays={})
 
-    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
-        check_texts(texts, prompts, fpr)
-        return [self._one(text, fpr, test) for text in texts]
+    def whole(self, readings, *, test, fpr):
+        return [self._one(each.text.text, fpr, test) for each in readings]
 
-    def _one(self, text: str, fpr: float, test: str | None) -> Detection:
+    def _one(self, text: str, fpr: float, test: str) -> Detection:
         marked = f"{MARK}{self.fingerprint[:4]}" in text
         tokens = tuple(
             TokenScore(c, i, i + 1, (1.5 if marked else -0.3) if i >= 3 else 0.0, i >= 3)
@@ -100,7 +99,7 @@ class StubBound(BoundScheme):
         )
         p, length = (1e-6 if marked else 0.4), float(max(len(text) - 3, 0))
         return Detection(
-            verdict_of(p, length, fpr), p, 4.75, 1.0, length, int(length), test or "key", fpr, "dew",
+            verdict_of(p, length, fpr), p, 4.75, 1.0, length, int(length), test, fpr, "dew",
             self.fingerprint, tokens,
         )  # fmt: skip
 
@@ -226,11 +225,11 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub reads a text's z from the text itself, "… z=1.5 …"; the word "brief" makes it too short."""
     from dewmark.stats.key_test import one_sided_p
 
-    def one(self: StubBound, text: str, fpr: float, test: str | None) -> Detection:
+    def one(self: StubBound, text: str, fpr: float, test: str) -> Detection:
         z, length = float(text.partition("z=")[2].split()[0]), 5.0 if "brief" in text else 100.0
         p = one_sided_p(z)
         verdict = verdict_of(p, length, fpr)
-        return Detection(verdict, p, z, 0.0, length, 100, test or "key", fpr, "dew", self.fingerprint)
+        return Detection(verdict, p, z, 0.0, length, 100, test, fpr, "dew", self.fingerprint)
 
     monkeypatch.setattr(StubBound, "_one", one)
 

@@ -144,9 +144,6 @@ class BoundAsking(BoundScheme):
     def session(self, prompt_ids, attention_mask=None, *, seeds=None):
         raise NotImplementedError
 
-    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
-        raise NotImplementedError
-
     def state(self):
         return State(meta={}, arrays={"nothing": np.zeros(1)})
 

@@ -80,14 +80,14 @@ def test_jsonl(detect, tmp_path):
 def test_a_row_s_own_prompt_wins(detect, host, tmp_path, monkeypatch):
     from tests.command_line import StubBound
 
-    seen: list[str | None] = []
-    original = StubBound.detect_batch
+    seen: list[str] = []
+    original = StubBound.whole
 
-    def spy(self, texts, *, prompts=None, **rest):
-        seen.extend(prompts)
-        return original(self, texts, prompts=prompts, **rest)
+    def spy(self, readings, **rest):
+        seen.extend(each.prompt.text for each in readings)
+        return original(self, readings, **rest)
 
-    monkeypatch.setattr(StubBound, "detect_batch", spy)
+    monkeypatch.setattr(StubBound, "whole", spy)
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"text": PLAIN, "prompt": "own"}) + "\n" + json.dumps({"text": PLAIN}) + "\n")
     detect("--jsonl", path, "--prompt", "given")

@@ -50,13 +50,13 @@ class TestManyTexts:
     def test_streamed_rows_are_printed_while_scoring(self, detect, rows, monkeypatch, capsys):
         monkeypatch.setattr("dewmark.batch.scorers._BATCH_SIZE", 1)
         printed: list[str] = []
-        original = StubBound.detect_batch
+        original = StubBound.whole
 
-        def spy(self, texts, **rest):
+        def spy(self, readings, **rest):
             printed.append(capsys.readouterr().out)
-            return original(self, texts, **rest)
+            return original(self, readings, **rest)
 
-        monkeypatch.setattr(StubBound, "detect_batch", spy)
+        monkeypatch.setattr(StubBound, "whole", spy)
         assert detect("--jsonl", rows, "--json").out.count("\n") == 7
         assert "".join(printed) == ""
         printed.clear()

@@ -86,9 +86,9 @@ def test_p_values_are_those_of_vllm(name: str) -> None:
     """On marked, unmarked, repetitive and very short ids."""
     for case in VECTORS[name]:
         bound = engine(name, case["key"], **case["settings"])
-        ((evidence, found),) = bound.test_texts(
-            [tokenized(case["ids"])], [NOTHING], test=bound.tests[0], fpr=0.01
-        )
+        readings = bound.read([tokenized(case["ids"])], [NOTHING])
+        (evidence,) = bound.evidence(readings, test=bound.tests[0])
+        found = bound.test(evidence, test=bound.tests[0], fpr=0.01)
         assert len(evidence) == case["tokens"]
         assert found.p_value == pytest.approx(case["p_value"], rel=1e-6, abs=1e-9)
 

@@ -33,7 +33,8 @@ def engine(name: str, *numbers: int, **settings: object) -> BoundScheme:
 def result(bound: BoundScheme, ids: list[int], prompt: list[int] = ()):
     """Scored tokens, their sum and the p-value."""
     texts = Tokenized("", tuple(ids), ()), Tokenized("", tuple(prompt), ())
-    ((evidence, found),) = bound.test_texts([texts[0]], [texts[1]], test=bound.tests[0], fpr=0.01)
+    (evidence,) = bound.evidence(bound.read([texts[0]], [texts[1]]), test=bound.tests[0])
+    found = bound.test(evidence, test=bound.tests[0], fpr=0.01)
     return len(evidence), evidence.total, found.p_value
 
 

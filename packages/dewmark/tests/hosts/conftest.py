@@ -38,9 +38,6 @@ class BoundForce(BoundScheme):
         self.opened.append((prompt_ids.clone(), None if attention_mask is None else attention_mask.clone()))
         return ForceSession(self.scheme.token)
 
-    def detect_batch(self, texts, *, prompts=None, fpr=0.01, test=None):
-        raise NotImplementedError
-
     def state(self):
         raise NotImplementedError
 

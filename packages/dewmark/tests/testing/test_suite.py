@@ -49,15 +49,15 @@ class Bound(own.BoundHalves):
 
 
 class ScoresThePrompt(Bound):
-    def detect_batch(self, texts, *, prompts=None, **options):
-        starts = [prompt or "" for prompt in prompts] if prompts else [""] * len(texts)
-        return super().detect_batch([a + b for a, b in zip(starts, texts, strict=True)], **options)
+    def read(self, texts, prompts):
+        both = [a.text + b.text for a, b in zip(prompts, texts, strict=True)]
+        return super().read(self.tokenize(both), prompts)
 
 
 class CountsRepetitions(Bound):
     """The usual mistake: a repeated pair counts as new evidence."""
 
-    def statistic(self, evidence, *, test):
+    def test(self, evidence, *, test, fpr=0.01):
         scored = evidence.positions[evidence.positions >= 0]
         n = max(len(scored), 1)
         z = float(evidence.scores[scored].sum()) / np.sqrt(n)
@@ -65,19 +65,19 @@ class CountsRepetitions(Bound):
 
 
 class ReportsTooSmallPValues(Bound):
-    def statistic(self, evidence, *, test):
-        honest = super().statistic(evidence, test=test)
+    def test(self, evidence, *, test, fpr=0.01):
+        honest = super().test(evidence, test=test, fpr=fpr)
         return dataclasses.replace(honest, p_value=honest.p_value / 5)
 
 
 class ClaimsTooLittleVariance(Bound):
-    def evidence(self, texts, prompts):
-        return [dataclasses.replace(e, kernel=(0.5,)) for e in super().evidence(texts, prompts)]
+    def evidence(self, readings, *, test=None):
+        return [dataclasses.replace(e, kernel=(0.5,)) for e in super().evidence(readings, test=test)]
 
 
 class FlipsTheSign(Bound):
-    def statistic(self, evidence, *, test):
-        honest = super().statistic(evidence, test=test)
+    def test(self, evidence, *, test, fpr=0.01):
+        honest = super().test(evidence, test=test, fpr=fpr)
         return dataclasses.replace(honest, z=-honest.z)
 
 
@@ -87,10 +87,9 @@ class ShowsItsKey(Bound):
 
 
 class DependsOnTheBatch(Bound):
-    def detect_batch(self, texts, **options):
-        return [
-            dataclasses.replace(d, z=d.z + 0.01 * len(texts)) for d in super().detect_batch(texts, **options)
-        ]
+    def whole(self, readings, **options):
+        found = super().whole(readings, **options)
+        return [dataclasses.replace(each, z=each.z + 0.01 * len(readings)) for each in found]
 
 
 class ForgetsTheSecret(Bound):
