@@ -129,12 +129,15 @@ class LexiconReader:
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
-        known = np.split(rows[places] > 0, np.cumsum(lengths)[:-1])
+        known, ends = rows[places] > 0, np.cumsum(lengths).tolist()
         return Reading(
             token_rows=self.lexicon.tokens(distinct),
             context_rows=self.lexicon.contexts_of(around),
             texts=pairs_of(units, windows, lengths.tolist()),
-            carrying=tuple(round(float(np.mean(own)), 4) if len(own) else 0.0 for own in known),
+            carrying=tuple(
+                round(float(known[start:end].mean()), 4) if end > start else 0.0
+                for start, end in zip([0, *ends], ends, strict=False)
+            ),
         )
 
     def scored(self, forms: Sequence[str]) -> Mask:
