@@ -85,7 +85,7 @@ def test_the_same_reader_gives_the_same_result_by_every_way(host, watermark, tex
     (found_in,) = watermark.detector(reader=host).examine([text], prompts=[PROMPT])
     watermark.detector(reader="host").save(tmp_path / "detector")
     stored = Detector.load(tmp_path / "detector")
-    exported = score_text(stored, text, prompt=PROMPT)
+    exported = stored.detect(text, prompt=PROMPT)
     for each in (by_name, many.detections[0], found_in.detection, exported):
         assert each.z == pytest.approx(found.z, abs=1e-4)
         assert each.reader == "tiny"

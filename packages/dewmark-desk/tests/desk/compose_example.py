@@ -7,12 +7,14 @@ highest. So the paragraphs carry evidence like marked text. The result depends o
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from dewmark.detect import score_texts
 from dewmark.types import Detection
 from dewmark_desk.tenants import open_demonstration
 
@@ -96,4 +98,5 @@ class _Sentence:
 
 if __name__ == "__main__":
     packaged = Path(str(resources.files("dewmark_desk") / "data" / "example.txt"))
-    packaged.write_text(composed(open_demonstration().bound.detect_batch) + "\n", encoding="utf-8")
+    detect = functools.partial(score_texts, open_demonstration().bound)
+    packaged.write_text(composed(detect) + "\n", encoding="utf-8")

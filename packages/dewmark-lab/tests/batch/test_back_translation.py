@@ -10,7 +10,7 @@ import pytest
 from tests.batch.many import export_kgw
 
 from dewmark import Key, translation
-from dewmark.batch import DetectorSpec, Document, scorers
+from dewmark.batch import DetectorSpec, Document
 from dewmark.cli.app import main
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
@@ -124,16 +124,17 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
     scorer = DetectorSpec(detector=detector, translate_back=back, fpr=fpr, coverage=False).open()
     (template,) = score_texts(scorer.bound, ["the old bridge over a river was built by people who came"])
 
-    def detect(bound, texts, *, prompts, **_):
-        for text, prompt in zip(texts, prompts, strict=True):
-            assert text.startswith("en:") == (prompt is None)
+    def whole(readings, **_):
+        for each in readings:
+            text, prompt = each.text.text, each.prompt.text
+            assert text.startswith("en:") == (prompt == "")
             p = float(text.removeprefix("en:"))
             verdict = Verdict.TOO_SHORT if p > 1 else Verdict.MARKED if p < fpr else Verdict.NOT_MARKED
             yield dataclasses.replace(template, p_value=p, verdict=verdict)
 
     made = [[f"en:{each}" for each in row[1:]] for row in values]
     monkeypatch.setattr(translation.BackTranslation, "versions", lambda self, texts, **_: made)
-    monkeypatch.setattr(scorers, "score_texts", detect)
+    monkeypatch.setattr(scorer.bound, "whole", whole)
     return scorer([Document(str(row[0]), i, "a prompt") for i, row in enumerate(values)])
 
 

@@ -59,7 +59,7 @@ class TestRewriting:
         assert made.after.z - made.before.z > 1.5
         assert made.after.p_value == detector.detect(made.text).p_value
         others = [Detector.from_key(Key(bytes([i] * 32))) for i in range(1, 7)]
-        moved = [score_text(each, made.text).z - score_text(each, TEXT).z for each in others]
+        moved = [each.detect(made.text).z - each.detect(TEXT).z for each in others]
         # the difference of two unit normals that share most of their text has a deviation below √2
         assert abs(np.mean(moved)) < 3 * math.sqrt(2 / len(others))
 
@@ -262,7 +262,7 @@ def test_no_change_comes_more_than_three_times(far):
 def test_a_watermark_rewrites(monkeypatch):
     mark = Watermark(KEY, host=FakeHost(kind="bytes", vocab_size=400))
     made = mark.rewrite(TEXT, judge=None, similarity=-1.0, budget=0.1, synonyms=FEW)
-    assert score_text(mark, made.text).z > score_text(mark, TEXT).z + 1.0
+    assert mark.detect(made.text).z > mark.detect(TEXT).z + 1.0
     monkeypatch.setattr("dewmark.watermark._REWRITERS", Registry("way", {}, companion="nothing-of-this-name"))
     with pytest.raises(UnknownNameError, match="pip install nothing-of-this-name"):
         mark.rewrite(TEXT)
