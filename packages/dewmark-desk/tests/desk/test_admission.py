@@ -262,8 +262,15 @@ def test_work_is_cut_into_slices():
     assert all(seconds <= SLICE or len(part) == 1 for part, seconds in parts)
 
 
-def test_work_of_a_request_is_limited_before_it_starts(open_service, monkeypatch):
+def test_a_text_that_takes_long_is_examined_beside_all_others(open_service, monkeypatch):
     client = open_service(request_seconds=0.05)
+    for pool in (client.service.fast, client.service.slow):
+        monkeypatch.setattr(pool, "run", None)  # it is never called
+    assert client.post("/v1/detect", json={"text": plain_text() * 8}).status_code == 200
+
+
+def test_work_of_a_request_is_limited_before_it_starts(open_service, monkeypatch):
+    client = open_service(text_seconds=0.05)
     monkeypatch.setattr(client.service.fast, "run", None)  # it is never called
     head = bearer(client, "detect", budget=9)
     refused = client.post("/v1/detect", json={"text": plain_text() * 60}, headers=head)
