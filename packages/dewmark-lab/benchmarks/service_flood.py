@@ -7,9 +7,10 @@
 Starts ``dewmark serve`` on loopback with one worker and two tenants, and runs one attack after another with
 tokens of one of them, each in a fresh service and for ``--seconds``. Meanwhile a client of the other tenant
 has a text of 150 words checked every tenth of a second, which no language model reads, and another asks for
-``/healthz``. For each attack it prints the other tenant's median and 95th percentile, that of the health
-check, the largest memory of the worker and what the attacker got; a request that was not answered has the
-name of its error for a status. At last 50 clients load a fresh service: requests a second, and the worker's
+``/healthz``. The attacker has a process of its own, at low priority. For each attack it prints the other
+tenant's median and 95th percentile, that of the health check, the largest memory of the worker, the processor
+time of the worker and its children, and what the attacker got; a request that was not answered has the name
+of its error for a status. At last 50 clients load a fresh service: requests a second, and the worker's
 memory. The attacks that write use a random model of two layers. All attacks of the default take less than
 six minutes on two idle cores; the clients share the cores with the service.
 
@@ -26,6 +27,7 @@ import datetime
 import functools
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -36,6 +38,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -581,6 +584,13 @@ def behind(proxy: str | None, url: str, folder: Path) -> Iterator[str]:
         process.wait(20)
 
 
+def attacked(name: str, target: Target) -> tuple[dict[str, object], Counter[str], float]:
+    """What an attack found, the statuses it got, and the seconds it took."""
+    started = time.monotonic()
+    found = asyncio.run(ATTACKS[name](target))
+    return found, target.statuses, time.monotonic() - started
+
+
 def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]:
     """One attack on a fresh service."""
     with tempfile.TemporaryDirectory() as folder:
@@ -609,16 +619,19 @@ def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]
         with (
             serving(*arguments, store=f"sqlite:///{store}") as (direct, pid),
             behind(options.proxy, direct, where) as url,
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.nice, (10,)) as attacker,
         ):
+            attacker.submit(text, 1).result()  # starts it
             httpx.post(f"{url}/v1/detect", json={"text": text(900)}, headers=heads["detect"], timeout=120)
             client = Ordinary(url, heads["other"], pid)
             client.start()
             time.sleep(1.0)
             before = len(client.seconds), len(client.healthy)
+            (worker,) = workers_of(pid)
+            used = processor_seconds(worker)
             target = Target(url, heads, store, options.seconds, model)
-            started = time.monotonic()
-            found = asyncio.run(ATTACKS[name](target))
-            spent = time.monotonic() - started
+            found, statuses, spent = attacker.submit(attacked, name, target).result()
+            used = processor_seconds(worker) - used
             client.over.set()
             client.join(90)
     during, healthy = client.seconds[before[0] :], client.healthy[before[1] :]
@@ -632,7 +645,8 @@ def run(name: str, options: argparse.Namespace, model: str) -> dict[str, object]
         "failed": dict(client.failed),
         "health_p95_s": _rounded(quantile(healthy, 0.95)),
         "worker_mb": round(client.megabytes),
-        "statuses": dict(target.statuses),
+        "worker_cpu_s": round(used, 2),
+        "statuses": dict(statuses),
         **found,
     }
 
@@ -667,6 +681,12 @@ def resident(pid: int) -> float:
         used = next(line for line in lines if line.startswith("VmRSS"))
         return int(used.split()[1]) / 1000.0
     return 0.0
+
+
+def processor_seconds(pid: int) -> float:
+    """Seconds that a process and its ended children have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -174,13 +174,13 @@ def _new_units(query: Query, how: Examination, units: int) -> int:
     )
 
 
-def check_seconds(seconds: float, settings: Settings) -> None:
+def check_seconds(seconds: float, most: float) -> None:
     """Refuse work that one request may not ask for."""
-    if seconds > settings.request_seconds:
+    if seconds > most:
         raise ApiError(
             413,
             "too_much_work",
-            f"this would take about {seconds:.0f} s at once, and may take {settings.request_seconds:g} s: "
+            f"this would take about {seconds:.0f} s at once, and may take {most:g} s: "
             "send less text, name fewer tenants, or send a batch",
         )
 

@@ -84,7 +84,12 @@ def extract_text(name: str, data: bytes) -> str:
         raise InputError(
             f"the file has {len(data):,} bytes, more than {limits.file_bytes:,}: paste the relevant part"
         )
-    text = _parse(suffix, data, limits) if suffix in _DOCUMENTS else plain_text(data)
+    if suffix in _DOCUMENTS:
+        text = _parse(suffix, data, limits)
+    elif len(data) > 4 * limits.characters:  # a character has four bytes at most
+        raise too_long(limits)
+    else:
+        text = plain_text(data)
     if len(text) > limits.characters:
         raise too_long(limits)
     if not text.strip():

@@ -14,8 +14,8 @@ What the service decides for its callers (`examination`, `seeds_of`):
 
 A request of at most `SLICE` seconds is one turn of the fast pool, where it may share a batch with others. All
 else runs in the slow pool, in turns of a slice: some of its texts, or one text under some of the keys. What
-cannot be cut (the search of a long text under many keys) takes a longer turn there. Texts that a language
-model reads have a pool of their own, so that nobody else waits for it.
+cannot be cut (the search of a long text under many keys) takes a longer turn there, and above
+``request_seconds`` in a pool of its own, as do texts that a language model reads: nobody else waits for them.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ async def examine(
         )
     seconds = sum(cost for _, cost in parts)
     if how.has_reader:  # it may run on an accelerator: what its work has taken so far says more
-        check_seconds(seconds * service.reading.pace, service.settings)
+        check_seconds(seconds * service.reading.pace, service.settings.request_seconds)
     else:  # others have their turn between the parts
-        check_seconds(max(cost for _, cost in parts), service.settings)
+        check_seconds(max(cost for _, cost in parts), service.settings.text_seconds)
     rate = max(len(queries), math.ceil((seconds + sketching) / RATE_SECONDS))
     size = sum(map(size_of, queries))
     answers: list[Answer] = []
@@ -134,8 +134,12 @@ async def examine(
         service.charged(caller, len(queries), requests=rate, size=size),
         _priced(service, caller, queries, sketching),
     ):
-        pool = service.reading if how.has_reader else service.slow if seconds > SLICE else service.fast
         for part, cost in parts:
+            pool = service.slow if seconds > SLICE else service.fast
+            if cost > service.settings.request_seconds:
+                pool = service.searching
+            if how.has_reader:
+                pool = service.reading
             answers += await _judge(pool, caller.id, part, how, cost)
     for answer in answers:
         service.metrics.texts.labels(endpoint, answer.said["verdict"]).inc()

@@ -33,7 +33,7 @@ import sqlalchemy as sa
 
 from dewmark.core.keys import Key
 from dewmark.opening import load_scheme
-from dewmark.text.words import words
+from dewmark.text.words import places_and_forms
 from dewmark_desk.api_tokens import Caller
 from dewmark_desk.store import Store, asked, tokens
 from dewmark_desk.verdicts import Query
@@ -142,9 +142,8 @@ class Resemblance:
 
     def sketch(self, query: Query) -> tuple[str, list[int]]:
         """A digest of all words of a text and the end of its prompt, and the hashes that are compared."""
-        forms = [word.form for word in words(query.text)]
-        before = [word.form for word in words(query.prompt or "")][-8:]
-        digest = self._hash("\n".join(("", *before, "", *forms)), 16).hex()
+        (_, forms), (_, before) = map(places_and_forms, (query.text, query.prompt or ""))
+        digest = self._hash("\n".join(("", *before[-8:], "", *forms)), 16).hex()
         rows, scored = _reader().lexicon.rows(forms), _reader().scored(forms)
         rare = (rows > 0) & (_reader().lexicon.frequency[rows] < _FREQUENT)
         kept = next(

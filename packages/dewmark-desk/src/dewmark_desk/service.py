@@ -59,11 +59,13 @@ class Service:
         """For all else, jobs included."""
         self.reading = FairPool(threads=1, waiting_seconds=3.0 * waiting)
         """For what a language model reads, which takes seconds and cannot be cut."""
+        self.searching = FairPool(threads=1, waiting_seconds=3.0 * waiting)
+        """For single texts whose search may take longer than all that others may ask for at once."""
         self.uploads = FairPool(threads=2, waiting_seconds=waiting)
         """For children that read files and compile schemas."""
         self.rewriting = FairPool(threads=2, waiting_seconds=30.0 * waiting)
         """For children that rewrite texts: two tokens' at a time, and one of each."""
-        self.pools = (self.fast, self.slow, self.reading, self.uploads, self.rewriting)
+        self.pools = (self.fast, self.slow, self.reading, self.searching, self.uploads, self.rewriting)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]
         self.signer = signers[0] if signers else None

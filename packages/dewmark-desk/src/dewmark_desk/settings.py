@@ -128,7 +128,9 @@ class Settings:
     request_bytes: int = 512 * _KIB
     """The most bytes of texts and prompts that one request may have scored; larger collections are jobs."""
     request_seconds: float = 20.0
-    """The most work that cannot be cut into turns: of a text, or all that a reader reads (`admission`)."""
+    """The most work for which others wait: a turn of a text, or all that a reader reads (`admission`)."""
+    text_seconds: float = 60.0
+    """The most work of one text; above `request_seconds` it is done in a thread of its own."""
     read_tokens: int = 4096
     """How much of a text the reader reads, from its start."""
     held_bytes: int = 64 * _MIB

@@ -32,6 +32,7 @@ from dewmark_desk.tenants import open_tenants, open_writers
 from dewmark_desk.verdicts import Examination, Query
 
 _BEAT_SECONDS = 1.0
+_SWITCH_SECONDS = 5e-4  # the event loop waits so long at each read beside a busy thread; by default 5 ms
 
 
 def open_service(settings: Settings) -> Service:
@@ -103,6 +104,7 @@ def _stop_with_supervisor() -> None:
 def main() -> None:
     """Serve until a signal; running requests are finished first."""
     set_up_logging()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     settings = Settings.from_json(sys.stdin.readline())
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import threading
 import tracemalloc
 
 import pytest
@@ -27,8 +28,9 @@ from dewmark_desk.admission import (
     seconds_of_sketch,
     slices,
 )
+from dewmark_desk.fair_pool import Overloaded
 from dewmark_desk.http_errors import ApiError
-from dewmark_desk.routes import openai
+from dewmark_desk.routes import dependencies, openai
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import Tenant, open_demonstration
 from dewmark_desk.verdicts import Examination, Query
@@ -95,6 +97,25 @@ def test_depth_is_limited():
     assert parsed(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, 100)
     with pytest.raises(ApiError, match="nested 16 deep"):
         parsed(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), 100)
+
+
+def test_large_bodies_are_parsed_one_at_a_time(shared, monkeypatch):
+    """Forty threads that parse would keep the interpreter from the event loop."""
+    ran = []
+    monkeypatch.setattr(dependencies, "parsed", lambda *_: ran.append(threading.current_thread()) or {})
+    head = {"content-type": "application/json"}
+    for _ in range(3):
+        assert shared.post("/v1/detect", content=b" " * 300_000, headers=head).status_code == 422
+    assert set(ran) == set(shared.service.fast._threads)
+
+
+def test_a_large_body_that_finds_no_room_is_told_to_come_again(shared, monkeypatch):
+    async def full(*_, **__):
+        raise Overloaded(7.0)
+
+    monkeypatch.setattr(shared.service.fast, "run", full)
+    answer = shared.post("/v1/detect", content=b" " * 300_000, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
 
 
 def models() -> list[type[BaseModel]]:
@@ -242,8 +263,15 @@ def test_work_is_cut_into_slices():
     assert all(seconds <= SLICE or len(part) == 1 for part, seconds in parts)
 
 
-def test_work_of_a_request_is_limited_before_it_starts(open_service, monkeypatch):
+def test_a_text_that_takes_long_is_examined_beside_all_others(open_service, monkeypatch):
     client = open_service(request_seconds=0.05)
+    for pool in (client.service.fast, client.service.slow):
+        monkeypatch.setattr(pool, "run", None)  # it is never called
+    assert client.post("/v1/detect", json={"text": plain_text() * 8}).status_code == 200
+
+
+def test_work_of_a_request_is_limited_before_it_starts(open_service, monkeypatch):
+    client = open_service(text_seconds=0.05)
     monkeypatch.setattr(client.service.fast, "run", None)  # it is never called
     head = bearer(client, "detect", budget=9)
     refused = client.post("/v1/detect", json={"text": plain_text() * 60}, headers=head)

@@ -302,6 +302,14 @@ def test_a_long_file_is_looked_at_without_an_object_for_every_byte(data):
         tracemalloc.stop()
 
 
+def test_a_text_file_that_must_be_too_long_is_not_decoded(monkeypatch):
+    limit(monkeypatch, characters=1000)
+    assert len(extract_text("a.txt", "\U00020000".encode() * 1000)) == 1000
+    monkeypatch.setattr(documents, "plain_text", None)
+    with pytest.raises(InputError, match="more than 1,000 characters"):
+        extract_text("a.txt", b"the old bridge \xe9" * 300)
+
+
 def test_open_document_is_read_in_order():
     body = (
         "<text:tracked-changes><text:deletion><text:p>deleted</text:p></text:deletion></text:tracked-changes>"

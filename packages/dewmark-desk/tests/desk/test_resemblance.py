@@ -12,6 +12,7 @@ from tests.desk.live import make_service
 
 from dewmark.config import cache_dir
 from dewmark.encoders.lexicon import load_lexicon
+from dewmark.text.words import Places
 from dewmark.workspace import Workspace
 from dewmark_desk.resemblance import FREE
 from dewmark_desk.verdicts import Query
@@ -46,6 +47,14 @@ def mixed(one: str, share: float, seed: int) -> str:
     draw = random.Random(seed)
     others = load_lexicon(workspace=Workspace(cache_dir())).forms
     return " ".join(draw.choice(others) if draw.random() < share else word for word in one.split())
+
+
+def test_texts_are_compared_without_placing_their_words(ask, monkeypatch):
+    """Four fifths of the time of a long text, and who cannot pay for an answer has it compared, too."""
+    monkeypatch.setattr(Places, "_all", None)
+    digest, hashes = ask.service.resemblance.sketch(Query(text(0), "the old bridge"))
+    assert len(digest) == 32
+    assert len(hashes) > 48
 
 
 INVISIBLE = {  # to the detector

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import sys
 import threading
@@ -103,3 +104,19 @@ def test_a_pause_of_the_machine_is_no_silence(tmp_path, monkeypatch):
             made._kill_silent()
             polls += 1
         assert polls == pytest.approx(2.0 / 0.1, abs=1.5)
+
+
+def test_a_worker_lets_the_event_loop_run_beside_busy_threads(monkeypatch, tmp_path):
+    """The interpreter's default lets another thread run for 5 ms at every read."""
+    settings = Settings(
+        detectors=(("acme", str(tmp_path / "none")),), store=f"sqlite:///{tmp_path}/service.db"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO(settings.to_json() + "\n"))
+    monkeypatch.setattr(worker, "_stop_with_supervisor", lambda: None)
+    before = sys.getswitchinterval()
+    try:
+        with pytest.raises(SystemExit):
+            worker.main()
+        assert sys.getswitchinterval() < 1e-3
+    finally:
+        sys.setswitchinterval(before)
