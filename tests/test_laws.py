@@ -27,8 +27,8 @@ from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.detect import score_text, score_texts
-from dewmark.detector import Detector, detect_texts
+from dewmark.detect import detect_texts, score_text, score_texts
+from dewmark.detector import Detector
 from dewmark.dew.ring import TURNS
 from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
@@ -108,6 +108,10 @@ def best_alone(key: Key, text: str) -> float:
     return 1.0 - (1.0 - best) ** matrices
 
 
+def judged(found: list[dewmark.Examined]) -> list[dewmark.Detection]:
+    return [each.judged for each in found]
+
+
 def agree(found: list, expected: list[float]) -> None:
     """p-values are those expected, and verdicts are what they say."""
     rows = [each if isinstance(each, dict) else each.to_dict() for each in found]
@@ -148,8 +152,9 @@ def test_every_door_pays_for_uses_epochs_and_attempts(name, command, tmp_path) -
     agree(watermark.detect_batch(texts), once)
     agree([detector.detect(text) for text in texts], once)
     agree(Detector.load(tmp_path / "detector").detect_batch(texts), once)
-    agree(detect_texts(detector.scheme, texts), once)
-    agree([each.best for each in dewmark.identify(texts, [key])], once)
+    agree(judged(detect_texts(texts, detector.scheme)), once)
+    agree(judged(detect_texts(texts, detector.scheme, attempts=3)), [3 * p for p in once])
+    agree(judged(detect_texts(texts, dewmark.Keys([key]))), once)
     rows, files = rows_of(texts, tmp_path), files_of(texts, tmp_path)
     for i, (source, given, tried) in enumerate(
         (
@@ -180,7 +185,10 @@ def test_every_door_pays_for_keys(command, tmp_path) -> None:
     for name, key in KEYS.items():
         key.save(folder / f"{name}.key")
     files, rows = files_of(texts, tmp_path), rows_of(texts, tmp_path)
-    agree([each.best for each in dewmark.identify(texts, list(KEYS.values()))], once)
+    agree(judged(detect_texts(texts, dewmark.Keys(list(KEYS.values())))), once)
+    bounds = [dewmark.load_scheme(key) for key in KEYS.values()]
+    agree(judged(detect_texts(texts, bounds)), once)
+    agree(judged(detect_texts(texts, bounds, attempts=2)), [2 * p for p in once])
     each_key = [part for name in KEYS for part in ("--key", folder / f"{name}.key")]
     for tried, given, asked in ((1, ["--keys", folder], files), (2, each_key, ["--jsonl", rows])):
         found = command("detect", *given, "--attempts", tried, *asked)
@@ -235,12 +243,13 @@ def test_prompts_stay_with_their_texts_in_every_door(command, tmp_path, monkeypa
 
     rows = [{"id": i, "text": a, "prompt": b} for i, (a, b) in enumerate(zip(texts, prompts, strict=True))]
     file = write_jsonl(tmp_path / "in.jsonl", rows)
-    monkeypatch.setattr(type(bounds[0]), "_units_per_chunk", 40)
-    check(detect_texts(bounds[0], texts, prompts=prompts))
+    monkeypatch.setattr("dewmark.detect._TEXTS_AT_ONCE", 3)
+    check(judged(detect_texts(texts, bounds[0], prompts=prompts, blank=True)))
+    check(score_texts(bounds[0], texts, prompts=prompts, blank=True))
     kept = [texts[i] for i in written], [prompts[i] for i in written]
     assert [each.z for each in score_texts(bounds[0], kept[0], prompts=kept[1])] == pytest.approx(own)
-    named = dewmark.identify(kept[0], keys, prompts=kept[1], **kind)
-    assert [each.best.z for each in named] == pytest.approx(best)
+    named = detect_texts(kept[0], dewmark.Keys(keys, **kind), prompts=kept[1])
+    assert [each.judged.z for each in named] == pytest.approx(best)
     asked = ("--scheme", SCHEME, "--host", "smollm2-135m", "--jsonl", file)
     check(command("detect", "--key", tmp_path / "keys" / "0.key", *asked))
     check(command("detect", "--keys", tmp_path / "keys", *asked), best)
@@ -260,9 +269,8 @@ def test_prompts_stay_with_their_texts_in_every_door(command, tmp_path, monkeypa
         assert detect_file(file, out, spec, block_size=3).resumed_from == 6
         check(read(out), expected)
     found = calibrate_file(file, bounds[0])
-    conclusive = [
-        each.z for each in detect_texts(bounds[0], texts, prompts=prompts) if each.verdict.conclusive
-    ]
+    alone = score_texts(bounds[0], texts, prompts=prompts, blank=True)
+    conclusive = [each.z for each in alone if each.verdict.conclusive]
     assert found.z.tolist() == pytest.approx(sorted(conclusive))
 
 

