@@ -122,7 +122,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The group's display name."""
-        return _display_name(self.kind, self.group)
+        return f"{self.group} tokens" if self.kind == "length" else self.group
 
     @property
     def rate(self) -> Rate:
@@ -173,7 +173,7 @@ class Group:
     @property
     def name(self) -> str:
         """The group's display name."""
-        return _display_name(self.kind, self.group)
+        return self.cells[0].name
 
     @property
     def trust(self) -> Trust:
@@ -495,10 +495,6 @@ def percent(share: float) -> str:
     if value >= 9.95:
         return f"{value:.0f}%"
     return f"{value:.2g}%" if value >= 0.001 or value == 0.0 else "<0.001%"
-
-
-def _display_name(kind: str, group: str) -> str:
-    return f"{group} tokens" if kind == "length" else group
 
 
 def _observed(cell: Cell) -> str:

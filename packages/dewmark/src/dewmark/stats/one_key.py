@@ -65,19 +65,17 @@ def direction(evidence: Evidence) -> F32:
     # between labels ρ is 0 or 1, so that every power of the series counts alike
     first = evidence.variance if T.ndim == C.ndim == 1 else evidence.kernel[0]
     if T.ndim == 2 and C.ndim == 2:
-        entries = np.asarray((T * w[:, None]).T @ C, dtype=np.float64).ravel()
-        found, norm = _sketched_matrix(entries), float(np.linalg.norm(entries))
+        found = np.asarray((T * w[:, None]).T @ C, dtype=np.float64).ravel()
+        norm = float(np.linalg.norm(found))
+        if len(found) <= DIMENSIONS:
+            found = np.concatenate((found, np.zeros(DIMENSIONS - len(found))))
+        else:
+            bucket, sign = _sketch(len(found))
+            found = np.bincount(bucket, weights=found * sign, minlength=DIMENSIONS).astype(np.float64)
     else:
         found, norm = _sketched_labels(T, C, w), math.sqrt(variance / first)
     length = math.sqrt(first / variance) * norm  # 1 for linear scores; the sketch itself has it only nearly
     return np.asarray(found * (length / np.linalg.norm(found)), dtype=np.float32)
-
-
-def _sketched_matrix(entries: F64) -> F64:
-    if len(entries) <= DIMENSIONS:
-        return np.concatenate((entries, np.zeros(DIMENSIONS - len(entries))))
-    bucket, sign = _sketch(len(entries))
-    return np.bincount(bucket, weights=entries * sign, minlength=DIMENSIONS).astype(np.float64)
 
 
 @functools.lru_cache(maxsize=4)
@@ -230,12 +228,8 @@ class KeyOnKind:
 
     def rate(self, level: float, *, confidence: float = 0.5) -> float:
         """The share of such texts with p ≤ level; with this confidence it is not higher."""
-        return self.share_above(-float(ndtri(level)), confidence=confidence)
-
-    def share_above(self, z: float, *, confidence: float = 0.5) -> float:
-        """The share of such texts that score z or higher; with this confidence it is not higher."""
         mean = self.mean + self.sd * float(ndtri(confidence))
-        return float(ndtr((mean - z) / self.spread))
+        return float(ndtr((mean + float(ndtri(level))) / self.spread))
 
 
 def key_on_kind(z: F64, m: F32) -> KeyOnKind:

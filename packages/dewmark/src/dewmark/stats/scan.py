@@ -91,12 +91,8 @@ class Units:
     def __len__(self) -> int:
         return len(self.place)
 
-    def __getitem__(self, part: slice) -> Units:
+    def __getitem__(self, part: slice | NDArray[np.bool_]) -> Units:
         return Units(self.place[part], self.pair[part], self.weight[part])
-
-    def where(self, mask: NDArray[np.bool_]) -> Units:
-        """The units for which ``mask`` (n,) is true."""
-        return Units(self.place[mask], self.pair[mask], self.weight[mask])
 
 
 @dataclass(frozen=True)
@@ -178,13 +174,11 @@ class Search:
 
     def _chunks(self) -> Iterator[tuple[int, _Chunk]]:
         """Overlapping parts of the text and where they begin; only one is in memory at a time."""
+        if self._step >= len(self.units) > 0:
+            yield 0, self._whole
+            return
         for begin in range(0, len(self.units), self._step):
-            yield begin, self._chunk(begin)
-
-    def _chunk(self, begin: int) -> _Chunk:
-        if self._step < len(self.units):
-            return _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
-        return self._whole
+            yield begin, _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
 
     @functools.cached_property
     def _whole(self) -> _Chunk:
@@ -296,7 +290,13 @@ def _found(
         for w in unchecked:
             check(w)
     segments, outside = [], np.ones(len(units), dtype=bool)
-    for members in _merge_neighbours(windows, chosen, gain):
+    groups: list[list[int]] = []  # neighbours, if the gap between them loses less than a segment costs
+    for w in chosen:
+        if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
+            groups[-1].append(w)
+        else:
+            groups.append([w])
+    for members in groups:
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
         outside[start:end] = False
         own = test(restrict(evidence, units[start:end]))
@@ -319,7 +319,7 @@ def rest_of(
     evidence: Evidence, units: Units, outside: NDArray[np.bool_], windows: Scan, chosen: Sequence[int]
 ) -> Rest:
     """Test the units outside the segments that the ``chosen`` windows make up."""
-    rest, inside = (restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
+    rest, inside = (restrict(evidence, units[mask]) for mask in (outside, ~outside))
     if len(rest) == 0:
         return Rest(0, 0.0, 0.0, 1.0, 1.0)
     V, V_0, V_1 = (score_variance(each) for each in (restrict(evidence, units), rest, inside))
@@ -513,17 +513,6 @@ def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
     if not chosen and len(order):  # significant, but likely nowhere: take the least unlikely window
         chosen = [int(order[np.argmax(value)])]
     return chosen[::-1]
-
-
-def _merge_neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
-    """Group windows if the gap between them loses less than a segment costs."""
-    groups: list[list[int]] = []
-    for w in chosen:
-        if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
-            groups[-1].append(w)
-        else:
-            groups.append([w])
-    return groups
 
 
 def restrict(evidence: Evidence, units: Units) -> Evidence:

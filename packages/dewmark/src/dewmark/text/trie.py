@@ -34,7 +34,6 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -106,33 +105,20 @@ def load_trie(
     """The trie of a tokenizer over a lexicon with this identity, built once and cached."""
     name = f"{_LAYOUT}|{VERSION}|{identity}|{tokenizer.identity}|{vocab_size}"
     path = workspace.cache / "tries" / hashlib.sha256(name.encode()).hexdigest()[:20]
-    try:
-        return _read(path)
-    except ArtifactError:
-        pass
+    with contextlib.suppress(ArtifactError, KeyError, TypeError):
+        bundle = load_bundle(path)
+        return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
     workspace.progress("building the trie", 0, 1)
     spelled = Spelling(tokenizer, vocab_size)
     characters = set(map(chr, simplified())).union(*forms, *units())
     written = sorted(characters.union(*map(str.upper, characters)))
     split = spelled.split(list(filter(_NOT_ASCII.match, written)))
     built = build_trie(forms, spelled.pieces, special=tokenizer.special_ids, split=split)
+    arrays = {field.name: getattr(built, field.name) for field in fields(built) if field.name != "vocab_size"}
     with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
-        _save(built, path)
+        save_bundle(path, meta={"vocab_size": vocab_size}, arrays=arrays)
     workspace.progress("building the trie", 1, 1)
     return built
-
-
-def _save(trie: Trie, path: Path) -> None:
-    arrays = {field.name: getattr(trie, field.name) for field in fields(trie) if field.name != "vocab_size"}
-    save_bundle(path, meta={"vocab_size": trie.vocab_size}, arrays=arrays)
-
-
-def _read(path: Path) -> Trie:
-    bundle = load_bundle(path)
-    try:
-        return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
-    except (KeyError, TypeError):
-        raise ArtifactError(f"{path} contains no trie: delete it and run again") from None
 
 
 def build_trie(
