@@ -100,10 +100,13 @@ class Negatives:
         """The prompt of each text, None where it is unknown."""
         return [document.prompt for document in self.documents]
 
-    def audited(self, found: Sequence[Examined]) -> list[AuditedText]:
-        """The texts that are long enough for a verdict, given the verdict on each text."""
+    def audit(self, found: Sequence[Examined], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
+        """Audit a key, given the verdict on each text and the `text_directions` of all (N, D).
+
+        Also returns the texts that are long enough for a verdict.
+        """
         rows = zip(self.documents, self.languages, found, strict=True)
-        return [
+        texts = [
             AuditedText(
                 id=str(number) if document.id is None else document.id,
                 language=language,
@@ -114,10 +117,6 @@ class Negatives:
             for number, (document, language, each) in enumerate(rows)
             if each.verdict is not Verdict.TOO_SHORT
         ]
-
-    def audit(self, found: Sequence[Examined], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
-        """Audit a key, given the verdict on each text and the `text_directions` of all (N, D)."""
-        texts = self.audited(found)
         judged = np.array([each.verdict is not Verdict.TOO_SHORT for each in found], dtype=bool)
         result = audit(
             [text.p_value for text in texts],
@@ -245,7 +244,11 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
         data = storage.read_json(file, most=1 << 26)
         made = {name: data[name] for name in ("key_fingerprint", "config_hash")}
         found = [each for each in data["groups"] if each["together"] is not None]
-        trusted = [each for each in found if _trusted(each["together"])]
+        trusted = []
+        for each in found:  # whose rate at the default level is bounded as an audit demands
+            fit = KeyOnKind(*(float(each["together"][name]) for name in ("mean", "sd", "spread")))
+            if fit.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR:
+                trusted.append(each)
         named = [each["group"] if each["kind"] == "language" else None for each in trusted]
         if any(each["kind"] == "all" for each in trusted):  # which stands for a language that all texts share
             named.append(data["common"].get("language"))
@@ -268,9 +271,3 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
         )
     audited = bound.languages.audited | {each for each in named if each}
     return for_languages(bound, dataclasses.replace(bound.languages, audited=audited))
-
-
-def _trusted(together: dict[str, float]) -> bool:
-    """Whether the rate of a group of texts at the default level is bounded as an audit demands."""
-    fit = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
-    return fit.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR

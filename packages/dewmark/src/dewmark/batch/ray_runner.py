@@ -60,8 +60,9 @@ class RayRunner(Runner):
         }
         where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
         try:
-            if address:
-                _check_address(address)
+            host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():  # not "auto"; Ray itself would try for minutes, silently
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
             with _no_stderr():
                 self._ray.init(
                     **({"address": address} if address else local),
@@ -110,13 +111,6 @@ class RayRunner(Runner):
             self._ray.shutdown()
 
 
-def _check_address(address: str) -> None:
-    """Check that the address answers: Ray itself would try for minutes, silently."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():  # not "auto"
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
-
-
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     """Silence stderr: Ray's native code prints its log level there, and errors come as exceptions."""
@@ -154,17 +148,12 @@ class _Actor:
         self._work: Callable[[Any], Any] | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        index = int(row["index"])
+        index, ray = int(row["index"]), require("ray", extra="ray")
         try:
-            result = (True, self._do(index, row["job"]))
-            packed = pickle.dumps(result)
+            if ray.get(self._ledger.begin.remote(index)) > ATTEMPTS:
+                raise died_again(index)
+            self._work = self._work or self._open()
+            packed = pickle.dumps((True, self._work(pickle.loads(row["job"]))))  # noqa: S301 - our driver's
         except Exception as error:  # noqa: BLE001 - raised in the driver
             packed = pickle.dumps((False, portable(error)))
         return {"index": index, "result": packed}
-
-    def _do(self, index: int, job: bytes) -> object:
-        ray: Any = require("ray", extra="ray")
-        if ray.get(self._ledger.begin.remote(index)) > ATTEMPTS:
-            raise died_again(index)
-        self._work = self._work or self._open()
-        return self._work(pickle.loads(job))  # noqa: S301 - our driver's

@@ -105,23 +105,19 @@ class JsonlSource(Source):
 
     def blocks(self, size: int) -> list[Block]:
         """See `Source.blocks`; this reads the whole file once."""
-        found: list[Block] = []
-        current: Block | None = None
-        first = rows = offset = 0
+        begins: list[tuple[int, int]] = []
+        rows = offset = 0
         with open_binary(self.where) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    current = current or Block(first, 0, offset, number)
+                    if rows % size == 0:
+                        begins.append((offset, number))
                     rows += 1
-                    if rows - first == size:
-                        found.append(_closed(current, rows))
-                        current, first = None, rows
                 offset += len(line)
-        if current is not None:
-            found.append(_closed(current, rows))
-        if not found:
+        if not rows:
             raise InputError(f"{shown(self.where)} is empty: there is nothing to score")
-        return found
+        firsts = range(0, rows, size)
+        return [Block(i, min(size, rows - i), *begin) for i, begin in zip(firsts, begins, strict=True)]
 
     def read(self, block: Block) -> list[Document]:
         name = shown(self.where)
@@ -231,10 +227,6 @@ def _open_url(where: str) -> IO[bytes]:
         raise ConfigError(f"cannot read {shown(where)}: give a path or a URL ({known})")
     stream: IO[bytes] = opened
     return stream
-
-
-def _closed(block: Block, end: int) -> Block:
-    return Block(block.first, end - block.first, block.start, block.line)
 
 
 @contextlib.contextmanager

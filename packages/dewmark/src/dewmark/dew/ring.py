@@ -271,12 +271,12 @@ class EpochMatrices:
         return self._turned(self.W)
 
     @functools.cached_property
-    def _payloads(self) -> NDArray[np.int64]:
+    def payloads(self) -> NDArray[np.int64]:
         """The payload of each place in `Messages.scores`."""
         return self.messages.numbers & ((1 << self.payload_bits) - 1)
 
     @functools.cached_property
-    def _shared(self) -> NDArray[np.int64]:
+    def shared(self) -> NDArray[np.int64]:
         """The number, among the members of one matrix, of each place in `Messages.scores`."""
         numbers = self.messages.numbers
         bits = range(self.per_matrix.bit_length() - 1)
@@ -321,21 +321,14 @@ class EpochMatrices:
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
-        member = index + len(self.W) * int(self._shared[place])
-        return KeyUse(member, int(self._payloads[place]), self.name)
+        member = index + len(self.W) * int(self.shared[place])
+        return KeyUse(member, int(self.payloads[place]), self.name)
 
     def leading_member(self, F: F64, *, payload: int = 0) -> int:
         """The member under which a text's F (d_T, d_C) scores highest, with a payload."""
         z = self.scores(F)
-        z[:, self._payloads != payload] = -np.inf
+        z[:, self.payloads != payload] = -np.inf
         return self.use(*divmod(int(np.argmax(z)), z.shape[1])).member
-
-    def same(self, index: int, place: int) -> tuple[Mask, Mask]:
-        """Which uses have the same member as that at a place, (K, messages), and which the same payload."""
-        member = np.zeros((len(self.W), self.messages.count), dtype=bool)
-        member[index] = self._shared == self._shared[place]
-        payload = np.broadcast_to(self._payloads == self._payloads[place], member.shape)
-        return member, payload
 
 
 class KeyMatrices:
@@ -431,8 +424,10 @@ class KeyMatrices:
         strength, top = max(z, 0.0), max(highest)
         weights = [np.exp(strength * (each - top)) for each in scores]
         total = sum(float(each.sum()) for each in weights)
-        member, payload = epoch.same(index, place)
         own = weights[best]
+        member = np.zeros(own.shape, dtype=bool)  # the uses with the same member, and with the same payload
+        member[index] = epoch.shared == epoch.shared[place]
+        payload = np.broadcast_to(epoch.payloads == epoch.payloads[place], own.shape)
         return FoundUse(
             use=epoch.use(index, place),
             z=z,

