@@ -14,7 +14,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
 from dewmark.core.keys import Key
 from dewmark.detect import Examined, detect_texts, score_texts
+from dewmark.encoders.contexts import package_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme, check_test, for_languages
@@ -78,14 +78,15 @@ class Negatives:
     @classmethod
     def packaged(cls) -> Negatives:
         """The unmarked texts of the package."""
-        found = [Document(text, name, language="en", kind="prose") for name, text in _data("registers")]
-        for language, lines in _data("ordinary"):
+        registers = package_texts("registers").items()
+        found = [Document(text, name, language="en", kind="prose") for name, text in registers]
+        for language, lines in package_texts("ordinary").items():
             sentences = lines.splitlines()
             parts = len(sentences) // _SENTENCES
             for number in range(parts):
                 text = "\n".join(sentences[number::parts])
                 found.append(Document(text, f"{language}-{number}", language=language, kind="prose"))
-        for name, lines in _data("negatives"):
+        for name, lines in package_texts("negatives").items():
             for number, line in enumerate(lines.splitlines()):
                 found.append(Document(id=f"{name}-{number}", **json.loads(line)))
         return cls(found)
@@ -127,13 +128,6 @@ class Negatives:
             p_of_whole=np.array([each.detection.p_value for each in found])[judged],
         )
         return result, texts
-
-
-def _data(folder: str) -> Iterator[tuple[str, str]]:
-    """The names (without suffix) and contents of the files in a folder of the package's data."""
-    files = (resources.files("dewmark") / "data" / folder).iterdir()
-    for file in sorted(files, key=lambda each: each.name):
-        yield file.name.partition(".")[0], file.read_text(encoding="utf-8")
 
 
 def text_directions(

@@ -186,8 +186,26 @@ def shown(where: str) -> str:
 
 def open_binary(where: str) -> IO[bytes]:
     """Open a file for reading; it is seekable."""
+    opened: Any
     try:
-        return Path(where).open("rb") if not is_url(where) else _open_url(where)
+        if not is_url(where):
+            return Path(where).open("rb")
+        scheme = urlsplit(where).scheme
+        if scheme in _ARROW:
+            system, path = require("pyarrow.fs", extra="parquet").FileSystem.from_uri(where)
+            opened = io.BufferedReader(system.open_input_file(path))  # pyarrow's own file cannot read lines
+        elif scheme in _FSSPEC:
+            try:
+                opened = require("fsspec", extra="parquet").open(where, "rb").open()
+            except ImportError as error:
+                raise MissingExtraError(
+                    f"{scheme}:// needs aiohttp; install it with: pip install 'dewmark[parquet]'"
+                ) from error
+        else:
+            known = ", ".join(f"{name}://" for name in (*_ARROW, *_FSSPEC))
+            raise ConfigError(f"cannot read {shown(where)}: give a path or a URL ({known})")
+        stream: IO[bytes] = opened
+        return stream
     except InputError:
         raise
     except OSError as error:
@@ -205,28 +223,6 @@ def size_of(where: str) -> tuple[int, int]:
         return found.st_size, found.st_mtime_ns
     with open_binary(where) as stream:
         return stream.seek(0, 2), 0
-
-
-def _open_url(where: str) -> IO[bytes]:
-    scheme = urlsplit(where).scheme
-    opened: Any
-    if scheme in _ARROW:
-        filesystems = require("pyarrow.fs", extra="parquet")
-        system, path = filesystems.FileSystem.from_uri(where)
-        opened = io.BufferedReader(system.open_input_file(path))  # pyarrow's own file cannot read lines
-    elif scheme in _FSSPEC:
-        fsspec = require("fsspec", extra="parquet")
-        try:
-            opened = fsspec.open(where, "rb").open()
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{scheme}:// needs aiohttp; install it with: pip install 'dewmark[parquet]'"
-            ) from error
-    else:
-        known = ", ".join(f"{name}://" for name in (*_ARROW, *_FSSPEC))
-        raise ConfigError(f"cannot read {shown(where)}: give a path or a URL ({known})")
-    stream: IO[bytes] = opened
-    return stream
 
 
 @contextlib.contextmanager

@@ -66,18 +66,23 @@ _SIDE_BITS = MESSAGE_BITS // 2
 
 
 class _Side:
-    """One side's d coordinates: the number that some bits of its slot make is a coordinate's class."""
+    """One side's d coordinates, and the ``bits`` of messages that choose its Walsh function.
 
-    def __init__(self, d: int, bits: tuple[int, ...]) -> None:
-        self.bits = bits
-        self.slots = _slots(d)
+    The number that the same bits of its slot make is a coordinate's class (d,). ``numbers`` (size,) are these
+    numbers as the bits of messages.
+    """
+
+    def __init__(self, d: int, bits: Sequence[int]) -> None:
+        self.bits, self.size = bits, 1 << len(bits)
         self.classes = np.zeros(d, dtype=np.int64)
+        self.numbers = np.zeros(self.size, dtype=np.int64)
         for place, bit in enumerate(bits):
-            self.classes |= ((self.slots >> bit) & 1) << place
-        self.size = 1 << len(bits)
+            self.classes |= ((_slots(d) >> bit // 2) & 1) << place
+            self.numbers += ((np.arange(self.size) >> place) & 1) << bit
 
-    def signs(self, chosen: int) -> F32:
-        """The Walsh function of a number of these bits, (d,)."""
+    def signs(self, message: int) -> F32:
+        """The Walsh function of a message, (d,)."""
+        chosen = sum(((message >> bit) & 1) << place for place, bit in enumerate(self.bits))
         odd = np.bitwise_count(self.classes & chosen) & 1
         return np.where(odd, np.float32(-1.0), np.float32(1.0))
 
@@ -91,8 +96,8 @@ class Messages:
 
     def __init__(self, bits: Sequence[int], *, d_T: int, d_C: int) -> None:
         self.bits = tuple(sorted(bits))
-        self._left = _Side(d_T, tuple(bit // 2 for bit in self.bits if bit % 2 == 0))
-        self._right = _Side(d_C, tuple(bit // 2 for bit in self.bits if bit % 2 == 1))
+        self._left = _Side(d_T, [bit for bit in self.bits if bit % 2 == 0])
+        self._right = _Side(d_C, [bit for bit in self.bits if bit % 2 == 1])
 
     @property
     def count(self) -> int:
@@ -102,9 +107,7 @@ class Messages:
     @functools.cached_property
     def numbers(self) -> I64:
         """The message of each place in `scores`, (count,)."""
-        left = _spread(np.arange(self._left.size), self._left.bits, 0)
-        right = _spread(np.arange(self._right.size), self._right.bits, 1)
-        return (left[:, None] + right[None, :]).ravel()
+        return (self._left.numbers[:, None] + self._right.numbers[None, :]).ravel()
 
     @functools.cached_property
     def _places(self) -> I64:
@@ -120,9 +123,7 @@ class Messages:
 
     def signs(self, message: int) -> tuple[F32, F32]:
         """The diagonals of D_a (d_T,) and D_b (d_C,) of a message."""
-        return self._left.signs(_gathered(message, self._left.bits, 0)), self._right.signs(
-            _gathered(message, self._right.bits, 1)
-        )
+        return self._left.signs(message), self._right.signs(message)
 
     def arranged(self, matrices: F32) -> F32:
         """Matrices (K, d_T, d_C) by pairs of classes, (K, count, n)."""
@@ -154,19 +155,6 @@ def walsh_transform(x: F32) -> F32:
         upper[...] = total
         step *= 2
     return x
-
-
-def _gathered(message: int, bits: Sequence[int], odd: int) -> int:
-    """The number that a message's bits of one side make; the inverse of `_spread`."""
-    return sum(((message >> (2 * bit + odd)) & 1) << place for place, bit in enumerate(bits))
-
-
-def _spread(numbers: I64, bits: Sequence[int], odd: int) -> I64:
-    """Numbers of one side's bits to the message bits that they are."""
-    found = np.zeros_like(numbers)
-    for place, bit in enumerate(bits):
-        found += ((numbers >> place) & 1) << (2 * bit + odd)
-    return found
 
 
 @functools.cache

@@ -135,9 +135,15 @@ def token_vectors(
     return rows
 
 
+def package_texts(folder: str) -> dict[str, str]:
+    """The texts in a folder of the package's data, by the names of their files without suffix."""
+    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
+    return {file.name.partition(".")[0]: file.read_text(encoding="utf-8") for file in files}
+
+
 def ordinary_texts() -> list[str]:
     """The package's own sentences in the languages of the default encoder, one text per language."""
-    return _texts_in("ordinary")
+    return list(package_texts("ordinary").values())
 
 
 def register_texts() -> list[str]:
@@ -146,12 +152,7 @@ def register_texts() -> list[str]:
     file = resources.files("dewmark") / "data" / "openings.jsonl"
     for opening in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         genres[opening["genre"]].append(opening["prompt"])
-    return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
-
-
-def _texts_in(folder: str) -> list[str]:
-    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
-    return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
+    return [*package_texts("registers").values(), *("\n".join(genres[genre]) for genre in sorted(genres))]
 
 
 def load_context_whitening(
@@ -171,25 +172,20 @@ def load_context_whitening(
         arrays = load_bundle(path).arrays
         return Whitening(np.array(arrays["mean"]), np.array(arrays["matrix"]))
     except (ArtifactError, KeyError):
-        fitted = _fit_whitening(encoder, host, encoding=encoding, k=k, workspace=workspace)
-        meta = {"encoder": encoder.name, "dim": fitted.dim}
-        save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
-        return fitted
-
-
-def _fit_whitening(
-    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
-) -> Whitening:
-    """Mean and whitening of the contexts of ordinary, unmarked texts."""
+        pass
     texts = host.tokenizer.encode(ordinary_texts())
     windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
     if encoding == "composed":
         table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
         starts = range(0, len(windows), _CHUNK)
-        return Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
-    windows, blocks = np.unique(windows, axis=0), []
-    for i in range(0, len(windows), _CHUNK):
-        workspace.progress("encoding contexts", i, len(windows))
-        blocks.append(encoder.encode(window_texts(host.tokenizer, windows[i : i + _CHUNK].tolist())))
-    workspace.progress("encoding contexts", len(windows), len(windows))
-    return Whitening.fit(blocks)
+        fitted = Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
+    else:
+        windows, blocks = np.unique(windows, axis=0), []
+        for i in range(0, len(windows), _CHUNK):
+            workspace.progress("encoding contexts", i, len(windows))
+            blocks.append(encoder.encode(window_texts(host.tokenizer, windows[i : i + _CHUNK].tolist())))
+        workspace.progress("encoding contexts", len(windows), len(windows))
+        fitted = Whitening.fit(blocks)
+    meta = {"encoder": encoder.name, "dim": fitted.dim}
+    save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
+    return fitted

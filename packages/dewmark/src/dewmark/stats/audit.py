@@ -284,7 +284,17 @@ class Audit:
             )
         middle = self.overall[LEVELS.index(VERDICT_LEVEL)]
         if self.groups[0].together is None:
-            return self._counted_sentence(middle)
+            unseen = [cell for cell in self.overall if not cell.resolves]
+            needs = ", ".join(f"{cell.needed:,} at {percent(cell.level)}" for cell in unseen)
+            if self.outcome is Outcome.CANNOT_TELL:
+                count = f"{self.texts:,} {'text is' if self.texts == 1 else 'texts are'}"
+                return f"Cannot tell: {count} too few to see a doubled rate; it takes {needs}."
+            seen = " and ".join(percent(cell.level) for cell in self.overall if cell.resolves)
+            return (
+                f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}, and no rate is "
+                f"significantly above its level. One twice as high would have shown at {seen}"
+                + (f"; elsewhere that takes more texts, {needs}." if unseen else ".")
+            )
         if self.outcome is Outcome.CANNOT_TELL:
             unsure = [cell.name for cell in self._judged if cell.trust is Trust.CANNOT_TELL]
             return (
@@ -295,19 +305,6 @@ class Audit:
         return (
             f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}; its rate is at most "
             f"{percent(most)} in each of the {len(self.groups)} groups, with 95% confidence in each."
-        )
-
-    def _counted_sentence(self, middle: Cell) -> str:
-        unseen = [cell for cell in self.overall if not cell.resolves]
-        needs = ", ".join(f"{cell.needed:,} at {percent(cell.level)}" for cell in unseen)
-        if self.outcome is Outcome.CANNOT_TELL:
-            count = f"{self.texts:,} {'text is' if self.texts == 1 else 'texts are'}"
-            return f"Cannot tell: {count} too few to see a doubled rate; it takes {needs}."
-        seen = " and ".join(percent(cell.level) for cell in self.overall if cell.resolves)
-        return (
-            f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}, and no rate is "
-            f"significantly above its level. One twice as high would have shown at {seen}"
-            + (f"; elsewhere that takes more texts, {needs}." if unseen else ".")
         )
 
     @property

@@ -533,28 +533,15 @@ def _transitions(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
         parts.append((_state(u)[pair], tokens[token], _state(v)[pair]))
     # the first of equal ones counts: of those of a token that extends a word in part, the longest
     cut = known.cut
-    parts += [(_state(cut.before), cut.tokens, _state(cut.after)), _signs(known, effects)]
+    parts.append((_state(cut.before), cut.tokens, _state(cut.after)))
+    # signs where they join nothing, and tokens that begin with one and open a word
+    written = zip(effects.continuing.tolist(), effects.added, strict=True)
+    begins = [(token, form[1:]) for token, form in written if len(form) > 1 and form[0] in _JOINING_SIGNS]
+    beginning, opened = np.array([token for token, _ in begins], dtype=np.int64), [form for _, form in begins]
+    signs, numbers = len(effects.joining), len(effects.numeric)
+    for state in (CLOSED, ENDED):
+        parts.append((np.full(signs, state), effects.joining, np.full(signs, CLOSED)))
+        parts.append((np.full(len(begins), state), beginning, known.find(opened)))
+    parts.append((np.full(numbers, UNKNOWN), effects.numeric, np.full(numbers, UNKNOWN)))
     states, moved, targets = (np.concatenate([part[i] for part in reversed(parts)]) for i in range(3))
     return states, moved, targets
-
-
-def _signs(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
-    """Transitions of signs where they join nothing, and of tokens that begin with one and open a word."""
-    joining, numeric = effects.joining, effects.numeric
-    states = [np.full(len(joining), state) for state in (CLOSED, ENDED)]
-    targets = [np.full(len(joining), CLOSED)] * 2
-    tokens = [joining, joining, numeric]
-    states.append(np.full(len(numeric), UNKNOWN))
-    targets.append(np.full(len(numeric), UNKNOWN))
-    begins = [
-        (token, form[1:])
-        for token, form in zip(effects.continuing.tolist(), effects.added, strict=True)
-        if len(form) > 1 and form[0] in _JOINING_SIGNS
-    ]
-    if begins:
-        nodes = known.find([form for _, form in begins])
-        for state in (CLOSED, ENDED):
-            states.append(np.full(len(begins), state))
-            tokens.append(np.array([token for token, _ in begins]))
-            targets.append(nodes)
-    return np.concatenate(states), np.concatenate(tokens), np.concatenate(targets)

@@ -197,7 +197,15 @@ def convert_gguf(
                 quantization_config=GgufConfig(dequantize=True),
             )
             flag_controls(tokenizer)
-            _split_digits(tokenizer, gguf)
+            from gguf import GGUFReader
+            from tokenizers import pre_tokenizers
+
+            # a GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name
+            field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+            if field is not None and field.contents() == "smollm":  # which splits numbers into digits
+                digits = pre_tokenizers.Digits(individual_digits=True)
+                rest = tokenizer.backend_tokenizer.pre_tokenizer
+                tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
             drop_padding(tokenizer)
             model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
             tokenizer.save_pretrained(str(folder))
@@ -223,22 +231,6 @@ def flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.backend_tokenizer.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in present]
         )
-
-
-def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
-    """Make a SmolLM tokenizer split numbers into digits, as in training.
-
-    A GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name and
-    pre-tokenizes as GPT-2 does.
-    """
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
-
-    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        rest = tokenizer.backend_tokenizer.pre_tokenizer
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
 
 
 def drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:
