@@ -157,7 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not sys.warnoptions:
             warnings.showwarning = _show_warning
         try:
-            code = typer.main.get_command(_asked(arguments)).main(
+            # only the command that comes first, if one does: others need no import
+            first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+            for package, names in COMPANIONS.items():
+                if first in names and first not in COMMANDS:
+                    raise ConfigError(f"{first} comes with another package: pip install {package}")
+            app = command_line([first] if first is not None and first in COMMANDS else COMMANDS)
+            code = typer.main.get_command(app).main(
                 args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
             )
         except DewmarkError as error:
@@ -185,15 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "train resume if you repeat the command"
         )
     return code if isinstance(code, int) else 0
-
-
-def _asked(arguments: Sequence[str] | None) -> typer.Typer:
-    """The application with only the command that comes first, if one does: others need no import."""
-    first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
-    for package, names in COMPANIONS.items():
-        if first in names and first not in COMMANDS:
-            raise ConfigError(f"{first} comes with another package: pip install {package}")
-    return command_line([first] if first is not None and first in COMMANDS else COMMANDS)
 
 
 def _fail(message: str) -> int:

@@ -129,8 +129,9 @@ class Progress:
             from rich.progress import Progress as Bars
 
             label = TextColumn("{task.description}", markup=False)
+            columns = (label, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
             self._bars = Bars(
-                *(label, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()),
+                *columns,
                 console=Console(stderr=True),
                 transient=True,
                 # results may go to a pipe while bars go to the terminal

@@ -44,9 +44,7 @@ class USEEncoder(Encoder):
     def _load(self) -> Any:  # noqa: ANN401 - the package's own class
         # OMP_NUM_THREADS if set, as in torch and numpy, else the number of cores up to a limit
         allowed = os.environ.get("OMP_NUM_THREADS", "")
-        threads = (
-            int(allowed) if allowed.isdigit() and int(allowed) else min(os.cpu_count() or 1, _MAX_THREADS)
-        )
+        threads = int(allowed) if allowed.isdigit() else 0
         try:
             folder = fetch(self.name, progress=self.progress) / self._package.entry
         except DewmarkError:
@@ -64,7 +62,7 @@ class USEEncoder(Encoder):
         sys.modules[name] = package  # for the package's relative imports
         try:
             spec.loader.exec_module(package)
-            model = package.USE(threads=threads)
+            model = package.USE(threads=threads or min(os.cpu_count() or 1, _MAX_THREADS))
             model.encode([""])  # loads the weights now: doing so in two threads at once is unsafe
         except Exception as error:
             sys.modules.pop(name, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,22 +41,6 @@ def folder_hash(folder: Path) -> str:
                 stream.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
                 digest.update(stream.read(_SAMPLE))
     return digest.hexdigest()[:16]
-
-
-def cached_commit(name: str) -> str | None:
-    """The commit of a hub id in the local cache, which stays in use until it is deleted there."""
-    hub = require("huggingface_hub", extra="encoders")
-    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
-    found = next((file for file in files if isinstance(file, str)), None)
-    return Path(found).parent.name if found else None  # …/snapshots/<commit>/modules.json
-
-
-def latest_commit(name: str) -> str:
-    """The newest commit of a hub id, which needs the network."""
-    hub = require("huggingface_hub", extra="encoders")
-    with quiet_libraries():
-        return str(hub.HfApi().model_info(name, timeout=10).sha)
 
 
 @contextlib.contextmanager

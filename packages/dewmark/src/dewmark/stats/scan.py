@@ -136,7 +136,19 @@ class Search:
         self._evidence, self._draws = evidence, draws
         self.units = Units.of(evidence)
         self._step = REACH if len(self.units) > 2 * REACH else max(len(self.units), 1)
-        family = _family(len(self.units), longest=self._step)
+        # 1. the windows of a text of this length: 1/(number of lengths) of the error for those of each length
+        length, longest = len(self.units), max(self._step, SHORTEST)
+        count = math.ceil(math.log(longest / SHORTEST) / math.log(_RATIO)) + 1
+        sizes = np.unique(np.geomspace(SHORTEST, longest, count).round().astype(np.int64))
+        sizes = sizes[sizes <= length]
+        parts = []
+        for size in sizes.tolist():
+            start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
+            start = np.union1d(start, [length - size])  # windows of every length cover the last units
+            share = np.full(len(start), 1.0 / (len(sizes) * len(start)))
+            parts.append(_Windows(start, start + size, share))
+        family = _concatenate(parts)
+        # 2. those that are effectively long enough, chunk by chunk
         kept, deviations = [], [np.zeros(0)]
         for begin, chunk in self._chunks():
             mine = family.where((family.start >= begin) & (family.start < begin + self._step)).shifted(-begin)
@@ -408,19 +420,6 @@ def _concatenate(parts: Sequence[_Windows]) -> _Windows:
         np.concatenate([none, *(part.end for part in parts)]),
         np.concatenate([np.zeros(0), *(part.share for part in parts)]),
     )
-
-
-def _family(length: int, *, longest: int) -> _Windows:
-    """The windows of a text of ``length`` scored units, up to ``longest`` units long."""
-    count = math.ceil(math.log(max(longest / SHORTEST, 1.0)) / math.log(_RATIO)) + 1
-    sizes = np.unique(np.geomspace(SHORTEST, max(longest, SHORTEST), count).round().astype(np.int64))
-    sizes = sizes[sizes <= length]
-    parts = []
-    for size in sizes.tolist():
-        start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
-        start = np.union1d(start, [length - size])  # windows of every length cover the last units
-        parts.append(_Windows(start, start + size, np.full(len(start), 1.0 / (len(sizes) * len(start)))))
-    return _concatenate(parts)
 
 
 class _Chunk:
