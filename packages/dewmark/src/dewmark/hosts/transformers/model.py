@@ -170,11 +170,7 @@ class TransformersHost(Host):
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
     ) -> Iterator[torch.Tensor]:
-        """For each completion of L ids the logits (L, vocab), float32, in the order given.
-
-        Row i predicts id i from the prompt and the ids before it. Invalid rows raise at once; the model runs
-        when the logits are consumed, a batch at a time.
-        """
+        """As `Host.next_logits`: invalid rows raise at once, and the model runs when logits are consumed."""
         if len(prompts) != len(completions):
             raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
         distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
