@@ -6,6 +6,7 @@ are checked by the functions themselves, and texts by `dewmark.scheme.check_text
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -89,7 +90,7 @@ def _checked(function: T, *, types: bool, options: Callable[..., Any] | None) ->
         try:
             given = signature.bind(*arguments, **named).arguments
         except TypeError as error:
-            raise _misnamed(_called(function, signature, arguments), signature, named, error) from None
+            raise _misnamed(function, signature, arguments, named, error) from None
         for each, parts in kinds.items():
             if each in given and not any(_KINDS[part][0](given[each]) for part in parts):
                 wanted = " or ".join(_KINDS[part][1] for part in parts if part != "None")
@@ -101,34 +102,33 @@ def _checked(function: T, *, types: bool, options: Callable[..., Any] | None) ->
     return call  # type: ignore[return-value]  # with the signature of the function
 
 
-def _called(function: Callable[..., Any], signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
-    """A function's name as its caller knows it: a method by the class on which it is called."""
-    if not arguments or next(iter(signature.parameters)) not in _OWNERS:
-        return function.__qualname__
-    owner = arguments[0] if isinstance(arguments[0], type) else type(arguments[0])
-    return owner.__name__ if function.__name__ == "__init__" else f"{owner.__name__}.{function.__name__}"
-
-
 def _misnamed(
-    name: str, signature: inspect.Signature, named: Mapping[str, Any], error: TypeError
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    error: TypeError,
 ) -> ConfigError:
     """The error for a call that does not fit a signature."""
+    # 1. the function's name as its caller knows it: a method by the class on which it is called
+    name = function.__qualname__
+    if arguments and next(iter(signature.parameters)) in _OWNERS:
+        owner = arguments[0] if isinstance(arguments[0], type) else type(arguments[0])
+        method = "" if function.__name__ == "__init__" else f".{function.__name__}"
+        name = f"{owner.__name__}{method}"
     known = [each for each in signature.parameters if each not in _OWNERS]
     wrong = next((each for each in named if each not in known), None)
     if wrong is None:
         return ConfigError(f"{name}: {error}; its parameters: {', '.join(known)}")
-    settings = _settings(named) if "settings" in known else []
+    # 2. the nearest parameter, be it one of the scheme
+    settings: list[str] = []
+    if "settings" in known:
+        with contextlib.suppress(ConfigError, ImportError, AttributeError, TypeError):
+            fields = dataclasses.fields(SCHEMES[named.get("scheme", "dew")])
+            settings = [field.name.rstrip("_") for field in fields]
     near = difflib.get_close_matches(wrong, [*known, *settings], n=1)
     hint = f"known: {', '.join(known)}"
     if near:
         meant = near[0] if near[0] in known else f"settings={{{near[0]!r}: …}}"
         hint = f"did you mean {meant}?"
     return ConfigError(f"{name} has no parameter {wrong!r}; {hint}")
-
-
-def _settings(named: Mapping[str, Any]) -> list[str]:
-    """The parameters of the scheme that a call names."""
-    try:
-        return [field.name.rstrip("_") for field in dataclasses.fields(SCHEMES[named.get("scheme", "dew")])]
-    except (ConfigError, ImportError, AttributeError, TypeError):
-        return []

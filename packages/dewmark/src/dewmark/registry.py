@@ -94,7 +94,14 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever is registered
         file, colon, attribute = name.rpartition(":")
         if colon and file.endswith(".py"):
-            return self._from_file(file, attribute)
+            found = getattr(_run_file(Path(file).resolve()), attribute, None)
+            if not isinstance(found, type):
+                raise ConfigError(f"{file} defines no class {attribute!r}: give FILE.py:CLASS")
+            own = getattr(found, "name", None)
+            if not isinstance(own, str) or not own:
+                raise ConfigError(f"{attribute} in {file} has no name: add name: ClassVar[str] = ...")
+            self.register(own, found)  # results carry its own name
+            return found
         table = self._table()
         if name not in table:  # papers write KGW and SynthID
             alike = [each for each in table if each.casefold() == name.casefold()]
@@ -106,17 +113,6 @@ class Registry(Mapping[str, Any]):
             return target
         module, _, attribute = target.partition(":")
         return getattr(import_part(module), attribute)
-
-    def _from_file(self, file: str, attribute: str) -> Any:  # noqa: ANN401 - whatever the file defines
-        """The class in a file; it is registered under its own name too, which results carry."""
-        found = getattr(_run_file(Path(file).resolve()), attribute, None)
-        if not isinstance(found, type):
-            raise ConfigError(f"{file} defines no class {attribute!r}: give FILE.py:CLASS")
-        own = getattr(found, "name", None)
-        if not isinstance(own, str) or not own:
-            raise ConfigError(f"{attribute} in {file} has no name: add name: ClassVar[str] = ...")
-        self.register(own, found)
-        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self._table()

@@ -79,18 +79,17 @@ class BackTranslation:
         found: list[list[str]] = [[] for _ in texts]
         for language in sorted(set(guessed) & set(recognised_languages())):
             rows = [i for i, own in enumerate(guessed) if own == language]
-            for translator in self._translators(language):
-                task = f"translating from {language}"
+            task, into = (
+                f"translating from {language}",
+                [each for each in self.written_in if each != language],
+            )
+            pairs = [name for each in into if (name := f"{language}-{each}") in TRANSLATORS]
+            chats = [self._chat(language, each, host) for each in into for host in self.hosts]
+            for translator in (*(open_translator(name, device=self.device) for name in pairs), *chats):
                 made = translator.translate([texts[i] for i in rows], task=task, progress=progress)
                 for i, text in zip(rows, made, strict=True):
                     found[i].append(text)
         return found
-
-    def _translators(self, language: str) -> list[Translator]:
-        into = [each for each in self.written_in if each != language]
-        pairs = [name for each in into if (name := f"{language}-{each}") in TRANSLATORS]
-        chats = [self._chat(language, each, host) for each in into for host in self.hosts]
-        return [*(open_translator(name, device=self.device) for name in pairs), *chats]
 
     def _chat(self, language: str, into: str, host: str) -> Translator:
         opened: Translator = TRANSLATORS[_CHAT](f"{language}-{into}", host=host, device=self.device)

@@ -39,7 +39,7 @@ def watched(rng: np.random.Generator) -> SequentialDetector:
 
 def test_innovations_are_independent_standard_normals_over_keys() -> None:
     rows = watched(np.random.default_rng(0)).rows
-    e = rows.innovations.astype(np.float64)
+    e = rows.innovations[: rows.count].astype(np.float64)
     assert 30 < rows.count <= WORDS
     assert stats.kstest(e.ravel()[::17], "norm").pvalue > 1e-3
     correlation = np.corrcoef(e)
@@ -51,8 +51,9 @@ def test_at_most_one_percent_of_keys_ever_reach_100_on_unmarked_text() -> None:
     crossed = 0
     for seed in range(3):
         rows = watched(np.random.default_rng(seed)).rows
-        A = np.cumsum(rows.scales[:, None] * rows.innovations, axis=0)
-        V = np.cumsum(rows.scales**2)
+        scales = np.diag(rows.L)
+        A = np.cumsum(scales[:, None] * rows.innovations, axis=0)[: rows.count]
+        V = np.cumsum(scales**2)[: rows.count]
         E = np.mean([np.exp(d * A - d * d * V[:, None] / 2) for d in STRENGTHS], axis=0)
         crossed += int(np.sum(E.max(axis=0) >= 100.0))
     assert crossed <= 0.01 * 3 * KEYS + 3.5 * np.sqrt(0.01 * 3 * KEYS)
@@ -61,7 +62,8 @@ def test_at_most_one_percent_of_keys_ever_reach_100_on_unmarked_text() -> None:
 def test_the_process_is_the_average_over_all_uses() -> None:
     detector = watched(np.random.default_rng(1))
     rows = detector.rows
-    A, V = rows.scales @ rows.innovations, float(rows.scales @ rows.scales)
+    scales = np.diag(rows.L)
+    A, V = scales @ rows.innovations, float(scales @ scales)
     E = np.mean([np.exp(d * A - d * d * V / 2) for d in STRENGTHS])
     assert detector.log_e == pytest.approx(np.log(E), abs=1e-3)
 

@@ -62,7 +62,25 @@ class Prompt:
 
 def read_files(names: Sequence[str], *, prompt: str | None = None) -> list[Document]:
     """Read text files as UTF-8, each as one text; ``-`` is standard input."""
-    return [Document(_decode(_read(name), name), name, prompt) for name in names]
+    documents = []
+    for file in names:
+        data, name = _read(file), "standard input" if file == "-" else file
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{name} is UTF-16: convert it first, e.g. iconv -f UTF-16 -t UTF-8 {name}")
+        data = data.removeprefix(codecs.BOM_UTF8)
+        if data.startswith(b"PK\x03\x04"):
+            raise InputError(f"{name} is an archive, such as a Word document: save its text as a .txt file")
+        if (nul := data.find(b"\x00")) >= 0:
+            raise InputError(f"{name} is not text: NUL at byte {nul}; give plain UTF-8 text")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            wrong = f"0x{data[error.start]:02x} at byte {error.start}"
+            raise InputError(f"{name} is not UTF-8 text: {wrong}; convert it first") from None
+        if not text.strip():
+            raise InputError(f"{name} is empty: there is nothing to score")
+        documents.append(Document(text, file, prompt))
+    return documents
 
 
 def warn_json_lines(documents: Iterable[Document]) -> None:
@@ -202,23 +220,3 @@ def _read(name: str) -> bytes:
         return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
-
-
-def _decode(data: bytes, file: str) -> str:
-    name = "standard input" if file == "-" else file
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{name} is UTF-16: convert it first, e.g. iconv -f UTF-16 -t UTF-8 {name}")
-    data = data.removeprefix(codecs.BOM_UTF8)
-    if data.startswith(b"PK\x03\x04"):
-        raise InputError(f"{name} is an archive, such as a Word document: save its text as a .txt file")
-    if (nul := data.find(b"\x00")) >= 0:
-        raise InputError(f"{name} is not text: NUL at byte {nul}; give plain UTF-8 text")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8 text: 0x{data[error.start]:02x} at byte {error.start}; convert it first"
-        ) from None
-    if not text.strip():
-        raise InputError(f"{name} is empty: there is nothing to score")
-    return text

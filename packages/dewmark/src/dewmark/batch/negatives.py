@@ -14,7 +14,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from dewmark.batch.inputs import Document, read_corpus
 from dewmark.batch.sources import open_source
 from dewmark.core.keys import Key
 from dewmark.detect import Examined, detect_texts, score_texts
+from dewmark.encoders.contexts import package_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme, check_test, for_languages
@@ -78,14 +78,15 @@ class Negatives:
     @classmethod
     def packaged(cls) -> Negatives:
         """The unmarked texts of the package."""
-        found = [Document(text, name, language="en", kind="prose") for name, text in _data("registers")]
-        for language, lines in _data("ordinary"):
+        registers = package_texts("registers").items()
+        found = [Document(text, name, language="en", kind="prose") for name, text in registers]
+        for language, lines in package_texts("ordinary").items():
             sentences = lines.splitlines()
             parts = len(sentences) // _SENTENCES
             for number in range(parts):
                 text = "\n".join(sentences[number::parts])
                 found.append(Document(text, f"{language}-{number}", language=language, kind="prose"))
-        for name, lines in _data("negatives"):
+        for name, lines in package_texts("negatives").items():
             for number, line in enumerate(lines.splitlines()):
                 found.append(Document(id=f"{name}-{number}", **json.loads(line)))
         return cls(found)
@@ -100,10 +101,13 @@ class Negatives:
         """The prompt of each text, None where it is unknown."""
         return [document.prompt for document in self.documents]
 
-    def audited(self, found: Sequence[Examined]) -> list[AuditedText]:
-        """The texts that are long enough for a verdict, given the verdict on each text."""
+    def audit(self, found: Sequence[Examined], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
+        """Audit a key, given the verdict on each text and the `text_directions` of all (N, D).
+
+        Also returns the texts that are long enough for a verdict.
+        """
         rows = zip(self.documents, self.languages, found, strict=True)
-        return [
+        texts = [
             AuditedText(
                 id=str(number) if document.id is None else document.id,
                 language=language,
@@ -114,10 +118,6 @@ class Negatives:
             for number, (document, language, each) in enumerate(rows)
             if each.verdict is not Verdict.TOO_SHORT
         ]
-
-    def audit(self, found: Sequence[Examined], shared: F32 | None) -> tuple[Audit, list[AuditedText]]:
-        """Audit a key, given the verdict on each text and the `text_directions` of all (N, D)."""
-        texts = self.audited(found)
         judged = np.array([each.verdict is not Verdict.TOO_SHORT for each in found], dtype=bool)
         result = audit(
             [text.p_value for text in texts],
@@ -128,13 +128,6 @@ class Negatives:
             p_of_whole=np.array([each.detection.p_value for each in found])[judged],
         )
         return result, texts
-
-
-def _data(folder: str) -> Iterator[tuple[str, str]]:
-    """The names (without suffix) and contents of the files in a folder of the package's data."""
-    files = (resources.files("dewmark") / "data" / folder).iterdir()
-    for file in sorted(files, key=lambda each: each.name):
-        yield file.name.partition(".")[0], file.read_text(encoding="utf-8")
 
 
 def text_directions(
@@ -245,7 +238,11 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
         data = storage.read_json(file, most=1 << 26)
         made = {name: data[name] for name in ("key_fingerprint", "config_hash")}
         found = [each for each in data["groups"] if each["together"] is not None]
-        trusted = [each for each in found if _trusted(each["together"])]
+        trusted = []
+        for each in found:  # whose rate at the default level is bounded as an audit demands
+            fit = KeyOnKind(*(float(each["together"][name]) for name in ("mean", "sd", "spread")))
+            if fit.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR:
+                trusted.append(each)
         named = [each["group"] if each["kind"] == "language" else None for each in trusted]
         if any(each["kind"] == "all" for each in trusted):  # which stands for a language that all texts share
             named.append(data["common"].get("language"))
@@ -268,9 +265,3 @@ def with_audit(bound: BoundScheme, file: str | Path) -> BoundScheme:
         )
     audited = bound.languages.audited | {each for each in named if each}
     return for_languages(bound, dataclasses.replace(bound.languages, audited=audited))
-
-
-def _trusted(together: dict[str, float]) -> bool:
-    """Whether the rate of a group of texts at the default level is bounded as an audit demands."""
-    fit = KeyOnKind(float(together["mean"]), float(together["sd"]), float(together["spread"]))
-    return fit.rate(DEFAULT_FPR, confidence=_CONFIDENCE) <= TOLERANCE * DEFAULT_FPR

@@ -45,32 +45,23 @@ class RayRunner(Runner):
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         self._ours = not self._ray.is_initialized()
         if self._ours:
-            self._connect(workers)
-        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-
-    def _connect(self, workers: int | None) -> None:
-        address = os.environ.get("RAY_ADDRESS")
-        # Ray reports lost workers on standard output, where results belong; there is no public switch
-        self._ray._private.worker._worker_logs_enabled = False
-        local = {
-            "address": "local",
-            "num_cpus": workers or cores(),
-            "include_dashboard": False,
-            "object_store_memory": _STORE,
-        }
-        where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
-        try:
+            # Ray reports lost workers on standard output, where results belong; there is no public switch
+            self._ray._private.worker._worker_logs_enabled = False
+            address, where, hint = os.environ.get("RAY_ADDRESS"), "a Ray cluster on this machine", ""
+            cluster: dict[str, Any] = {"address": "local", "num_cpus": workers or cores()}
+            cluster |= {"include_dashboard": False, "object_store_memory": _STORE}
             if address:
-                _check_address(address)
-            with _no_stderr():
-                self._ray.init(
-                    **({"address": address} if address else local),
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-        except (OSError, RuntimeError, ValueError) as error:
-            hint = "; if it requires a token, set RAY_AUTH_TOKEN_PATH" if address else ""
-            raise WorkerError(f"cannot reach {where}: {error}{hint}") from error
+                where = f"the Ray cluster at RAY_ADDRESS={address}"
+                cluster, hint = {"address": address}, "; if it requires a token, set RAY_AUTH_TOKEN_PATH"
+            try:
+                host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+                if host and port.isdigit():  # not "auto"; Ray itself would try for minutes, silently
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
+                with _no_stderr():
+                    self._ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise WorkerError(f"cannot reach {where}: {error}{hint}") from error
+        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def map(
         self, jobs: Sequence[J], open_worker: Callable[[], Callable[[J], R]], *, ordered: bool = False
@@ -110,13 +101,6 @@ class RayRunner(Runner):
             self._ray.shutdown()
 
 
-def _check_address(address: str) -> None:
-    """Check that the address answers: Ray itself would try for minutes, silently."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():  # not "auto"
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
-
-
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     """Silence stderr: Ray's native code prints its log level there, and errors come as exceptions."""
@@ -154,17 +138,12 @@ class _Actor:
         self._work: Callable[[Any], Any] | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        index = int(row["index"])
+        index, ray = int(row["index"]), require("ray", extra="ray")
         try:
-            result = (True, self._do(index, row["job"]))
-            packed = pickle.dumps(result)
+            if ray.get(self._ledger.begin.remote(index)) > ATTEMPTS:
+                raise died_again(index)
+            self._work = self._work or self._open()
+            packed = pickle.dumps((True, self._work(pickle.loads(row["job"]))))  # noqa: S301 - our driver's
         except Exception as error:  # noqa: BLE001 - raised in the driver
             packed = pickle.dumps((False, portable(error)))
         return {"index": index, "result": packed}
-
-    def _do(self, index: int, job: bytes) -> object:
-        ray: Any = require("ray", extra="ray")
-        if ray.get(self._ledger.begin.remote(index)) > ATTEMPTS:
-            raise died_again(index)
-        self._work = self._work or self._open()
-        return self._work(pickle.loads(job))  # noqa: S301 - our driver's

@@ -214,8 +214,14 @@ def _start(open_worker: Callable[[], Callable[[Any], Any]], count: int) -> _Work
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, open_worker), daemon=True)
-    with _threads(max(1, cores() // count)):
+    # each gets its share of the cores, unless the user has set the number of threads
+    unset = [name for name in _THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(unset, str(max(1, cores() // count))))
+    try:
         process.start()
+    finally:
+        for name in unset:
+            del os.environ[name]
     theirs.close()  # then our end reports when the process ends
     return _Worker(process, ours)
 
@@ -223,7 +229,14 @@ def _start(open_worker: Callable[[], Callable[[Any], Any]], count: int) -> _Work
 def _serve(line: Connection, open_worker: Callable[[], Callable[[Any], Any]]) -> None:
     """The main loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:  # a killed parent cannot stop its workers, so each stops itself
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     work: Callable[[Any], Any] | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
         while True:
@@ -235,23 +248,3 @@ def _serve(line: Connection, open_worker: Callable[[], Callable[[Any], Any]]) ->
                 return
             except Exception as error:  # noqa: BLE001 - raised in the parent
                 line.send((False, portable(error)))
-
-
-def _end_with_parent() -> None:
-    """A killed parent cannot stop its workers, so each stops itself."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Give processes started inside ``count`` threads each, unless the user has set the number."""
-    unset = [name for name in _THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(unset, str(count)))
-    try:
-        yield
-    finally:
-        for name in unset:
-            del os.environ[name]

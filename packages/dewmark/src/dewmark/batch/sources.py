@@ -105,23 +105,19 @@ class JsonlSource(Source):
 
     def blocks(self, size: int) -> list[Block]:
         """See `Source.blocks`; this reads the whole file once."""
-        found: list[Block] = []
-        current: Block | None = None
-        first = rows = offset = 0
+        begins: list[tuple[int, int]] = []
+        rows = offset = 0
         with open_binary(self.where) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    current = current or Block(first, 0, offset, number)
+                    if rows % size == 0:
+                        begins.append((offset, number))
                     rows += 1
-                    if rows - first == size:
-                        found.append(_closed(current, rows))
-                        current, first = None, rows
                 offset += len(line)
-        if current is not None:
-            found.append(_closed(current, rows))
-        if not found:
+        if not rows:
             raise InputError(f"{shown(self.where)} is empty: there is nothing to score")
-        return found
+        firsts = range(0, rows, size)
+        return [Block(i, min(size, rows - i), *begin) for i, begin in zip(firsts, begins, strict=True)]
 
     def read(self, block: Block) -> list[Document]:
         name = shown(self.where)
@@ -190,8 +186,26 @@ def shown(where: str) -> str:
 
 def open_binary(where: str) -> IO[bytes]:
     """Open a file for reading; it is seekable."""
+    opened: Any
     try:
-        return Path(where).open("rb") if not is_url(where) else _open_url(where)
+        if not is_url(where):
+            return Path(where).open("rb")
+        scheme = urlsplit(where).scheme
+        if scheme in _ARROW:
+            system, path = require("pyarrow.fs", extra="parquet").FileSystem.from_uri(where)
+            opened = io.BufferedReader(system.open_input_file(path))  # pyarrow's own file cannot read lines
+        elif scheme in _FSSPEC:
+            try:
+                opened = require("fsspec", extra="parquet").open(where, "rb").open()
+            except ImportError as error:
+                raise MissingExtraError(
+                    f"{scheme}:// needs aiohttp; install it with: pip install 'dewmark[parquet]'"
+                ) from error
+        else:
+            known = ", ".join(f"{name}://" for name in (*_ARROW, *_FSSPEC))
+            raise ConfigError(f"cannot read {shown(where)}: give a path or a URL ({known})")
+        stream: IO[bytes] = opened
+        return stream
     except InputError:
         raise
     except OSError as error:
@@ -209,32 +223,6 @@ def size_of(where: str) -> tuple[int, int]:
         return found.st_size, found.st_mtime_ns
     with open_binary(where) as stream:
         return stream.seek(0, 2), 0
-
-
-def _open_url(where: str) -> IO[bytes]:
-    scheme = urlsplit(where).scheme
-    opened: Any
-    if scheme in _ARROW:
-        filesystems = require("pyarrow.fs", extra="parquet")
-        system, path = filesystems.FileSystem.from_uri(where)
-        opened = io.BufferedReader(system.open_input_file(path))  # pyarrow's own file cannot read lines
-    elif scheme in _FSSPEC:
-        fsspec = require("fsspec", extra="parquet")
-        try:
-            opened = fsspec.open(where, "rb").open()
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{scheme}:// needs aiohttp; install it with: pip install 'dewmark[parquet]'"
-            ) from error
-    else:
-        known = ", ".join(f"{name}://" for name in (*_ARROW, *_FSSPEC))
-        raise ConfigError(f"cannot read {shown(where)}: give a path or a URL ({known})")
-    stream: IO[bytes] = opened
-    return stream
-
-
-def _closed(block: Block, end: int) -> Block:
-    return Block(block.first, end - block.first, block.start, block.line)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -117,7 +117,11 @@ def command_line(names: Iterable[str]) -> typer.Typer:
         name="dewmark",
         cls=_Group,
         help=_HELP,
-        epilog=_missing(),
+        epilog=" ".join(
+            f"Also with pip install {package}: {', '.join(commands)}."
+            for package, commands in COMPANIONS.items()
+            if not installed(package)
+        ),
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # pretty tracebacks show local variables, perhaps a key
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -135,15 +139,6 @@ def command_line(names: Iterable[str]) -> typer.Typer:
     return app
 
 
-def _missing() -> str:
-    """Which packages bring the commands that are not installed, in one line."""
-    return " ".join(
-        f"Also with pip install {package}: {', '.join(names)}."
-        for package, names in COMPANIONS.items()
-        if not installed(package)
-    )
-
-
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
@@ -154,11 +149,21 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    with _collecting_rarely(), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        # search for unused objects less often: there are none among the many that imports create and keep
+        stack.callback(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(100_000, 50, 100)
+        stack.enter_context(warnings.catch_warnings())
         if not sys.warnoptions:
             warnings.showwarning = _show_warning
         try:
-            code = typer.main.get_command(_asked(arguments)).main(
+            # only the command that comes first, if one does: others need no import
+            first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+            for package, names in COMPANIONS.items():
+                if first in names and first not in COMMANDS:
+                    raise ConfigError(f"{first} comes with another package: pip install {package}")
+            app = command_line([first] if first is not None and first in COMMANDS else COMMANDS)
+            code = typer.main.get_command(app).main(
                 args=arguments, prog_name="dewmark", standalone_mode=False, windows_expand_args=False
             )
         except DewmarkError as error:
@@ -168,11 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except typer.Abort:
             return _fail("aborted")
         except BrokenPipeError:
-            return _closed_pipe()
+            # the reader has gone: discard what is buffered, so that flushing at exit does not fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except OSError as error:
             if error.errno is None:
                 raise
-            return _fail(_describe(error))
+            where = f" at {error.filename}" if error.filename else ""
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return _fail(f"the disk is full{where}: free some space and run the command again")
+            return _fail(f"{error.strerror or error}{where}")
         except KeyboardInterrupt:
             code = 130
     if code == 130:
@@ -183,42 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-@contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Search for unused objects less often: there are none among the many that imports create and keep."""
-    usual = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-def _asked(arguments: Sequence[str] | None) -> typer.Typer:
-    """The application with only the command that comes first, if one does: others need no import."""
-    first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
-    for package, names in COMPANIONS.items():
-        if first in names and first not in COMMANDS:
-            raise ConfigError(f"{first} comes with another package: pip install {package}")
-    return command_line([first] if first is not None and first in COMMANDS else COMMANDS)
-
-
 def _fail(message: str) -> int:
     say(f"dewmark: error: {' '.join(message.split())}")
     return 2
-
-
-def _describe(error: OSError) -> str:
-    where = f" at {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full{where}: free some space and run the command again"
-    return f"{error.strerror or error}{where}"
-
-
-def _closed_pipe() -> int:
-    # The reader has gone: discard what is buffered, so that flushing at exit does not fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def _show_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from pathlib import Path
@@ -83,7 +84,13 @@ def generate(
     if (prompts is None) != (out is None):
         raise ConfigError("--prompts and --out go together: give both or neither")
     if strength is not None:
-        settings = [*(settings or ()), f"strength={options.strength_of(strength)}"]
+        try:
+            right = strength in ("exact", "free", "strong") or float(strength) >= 0
+        except ValueError:
+            right = False
+        if not right:
+            raise ConfigError(f"--strength takes exact, free, strong or a number from 0 on, got {strength!r}")
+        settings = [*(settings or ()), f"strength={strength}"]
     if scheme == options.UNMARKED and settings:
         raise ConfigError("scheme none has no parameters: leave out --set and --strength")
     stated = options.decoding_options(
@@ -119,7 +126,10 @@ def generate(
             watermark.policy, watermark.provider = left_out, provider
             writer = TextWriter.marked(watermark, member=member, payload=message)
         if prompt is not None:
-            answered = _answers(writer) if chat is None else chat
+            answered = bool(chat)
+            if chat is None:
+                with contextlib.suppress(ConfigError):  # the host has no chat template
+                    answered = bool(writer.chat)
             asked = [Prompt("0", prompt, as_request(prompt) if answered else None)]
         decoding = writer.decoding(stated, chat=asked[0].messages is not None)
         check_decoding(decoding, writer.scheme)  # before the model is loaded
@@ -140,14 +150,6 @@ def generate(
         else:
             write(f"{made.rows} rows in {out}\n")
     say(f"{said}, {time.perf_counter() - started:.1f} s", quiet=quiet)
-
-
-def _answers(writer: TextWriter) -> bool:
-    """Whether the host has a chat template."""
-    try:
-        return bool(writer.chat)
-    except ConfigError:
-        return False
 
 
 def _complete(

@@ -304,14 +304,3 @@ def whole_number(value: str | None, option: str) -> int | None:
         return int(value, 0)
     except ValueError:
         raise ConfigError(f"{option} takes a whole number such as 47 or 0x2f, got {value!r}") from None
-
-
-def strength_of(value: str) -> str:
-    """The value of --strength, checked before anything is loaded."""
-    try:
-        right = value in ("exact", "free", "strong") or float(value) >= 0
-    except ValueError:
-        right = False
-    if not right:
-        raise ConfigError(f"--strength takes exact, free, strong or a number from 0 on, got {value!r}")
-    return value

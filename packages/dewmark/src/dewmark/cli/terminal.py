@@ -124,7 +124,20 @@ class Progress:
 
     def _draw(self, description: str, done: int, total: int) -> None:
         if self._bars is None:
-            self._bars = _bars()
+            from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bars
+
+            label = TextColumn("{task.description}", markup=False)
+            columns = (label, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+            self._bars = Bars(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                # results may go to a pipe while bars go to the terminal
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._bars.start()
         known = float(total) if total > 0 else None
         if description not in self._tasks:
@@ -147,24 +160,6 @@ class Progress:
         else:
             amount = f"{done} of {total}"
         say(f"{description}: {amount}")
-
-
-def _bars() -> Bars:
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    return Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        # results may go to a pipe while bars go to the terminal
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
 
 STDOUT = Path("-")

@@ -85,8 +85,17 @@ class Key:
                 f"a key must be {KEY_BYTES} bytes long, got {len(secret)}; "
                 "make one with: dewmark key new --out FILE"
             )
-        check_members(members)
-        check_payload_bits(payload_bits, members=members)
+        times, left = divmod(members, INDEPENDENT)
+        small = 1 <= members <= INDEPENDENT
+        if not small and (left or times & (times - 1) or not 0 < times <= 1 << MESSAGE_BITS):
+            raise KeyFileError(
+                f"a ring has 2 to {INDEPENDENT} members, or {INDEPENDENT} times a power of two up to "
+                f"{INDEPENDENT << MESSAGE_BITS}, got {members}"
+            )
+        free = MESSAGE_BITS - (max(times, 1).bit_length() - 1)  # bits that the members leave to messages
+        if not 0 <= payload_bits <= free:
+            ring = "" if members == 1 else f" in a ring of {members}"
+            raise KeyFileError(f"a payload has 0 to {free} bits{ring}, got {payload_bits}")
         self._secret, self.members, self.payload_bits = secret, members, payload_bits
         self.epoch = epoch
         self.retired = tuple(retired)
@@ -178,21 +187,22 @@ class Key:
             raise KeyFileError(f"cannot read key file {path}: {error.strerror}") from None
         header, _, digits = text.strip().partition(" ")
         if _NUMBERS.fullmatch(header):
-            _warn_if_readable(path, mode)
-            return cls.of_numbers([int(number) for number in header.split(",")])
-        if header.splitlines()[:1] == [_EPOCHS_HEADER]:
-            _warn_if_readable(path, mode)
-            return _read_epochs(path, text.splitlines()[1:])
-        if header != _HEADER:
+            key = cls.of_numbers([int(number) for number in header.split(",")])
+        elif header.splitlines()[:1] == [_EPOCHS_HEADER]:
+            key = _read_epochs(path, text.splitlines()[1:])
+        elif header != _HEADER:
             raise KeyFileError(f"{path} is not a key file (expected one line '{_HEADER} …')")
-        try:
-            secret = bytes.fromhex(digits)
-        except ValueError:
-            raise KeyFileError(f"key file {path} is damaged: its key is not hexadecimal") from None
-        if len(secret) != KEY_BYTES:
-            raise KeyFileError(f"key file {path} has {len(secret)} bytes, expected {KEY_BYTES}")
-        _warn_if_readable(path, mode)
-        return cls(secret)
+        else:
+            try:
+                secret = bytes.fromhex(digits)
+            except ValueError:
+                raise KeyFileError(f"key file {path} is damaged: its key is not hexadecimal") from None
+            if len(secret) != KEY_BYTES:
+                raise KeyFileError(f"key file {path} has {len(secret)} bytes, expected {KEY_BYTES}")
+            key = cls(secret)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            warnings.warn(f"key file {path} is readable by others; run: chmod 600 {path}", stacklevel=2)
+        return key
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the key to a new file with mode 0600; an existing one is overwritten only if asked."""
@@ -201,14 +211,12 @@ class Key:
         elif self.is_plain:
             text = f"{_HEADER} {self._secret.hex()}"
         else:
-            text = "\n".join((_EPOCHS_HEADER, *(key._line() for key in (*self.retired, self))))
+            text = _EPOCHS_HEADER
+            for key in (*self.retired, self):
+                row = {"epoch": key.epoch, "members": key.members, "payload_bits": key.payload_bits}
+                text += "\n" + json.dumps({**row, "key": key._secret.hex()})
         with atomic_write(Path(path), private=True, overwrite=overwrite) as stream:
             stream.write(f"{text}\n".encode("ascii"))
-
-    def _line(self) -> str:
-        """One epoch's line of a key file."""
-        row = {"epoch": self.epoch, "members": self.members, "payload_bits": self.payload_bits}
-        return json.dumps({**row, "key": self._secret.hex()})
 
     def subkey(self, purpose: str) -> bytes:
         """32 bytes derived from the key and the purpose, which reveal nothing about the key."""
@@ -238,17 +246,6 @@ class Key:
         raise TypeError("a Key cannot be pickled: save it to a file and pass the path")
 
 
-def check_members(members: int) -> None:
-    """Raise `KeyFileError` unless a ring may have this many members."""
-    times, left = divmod(members, INDEPENDENT)
-    small = 1 <= members <= INDEPENDENT
-    if not small and (left or times & (times - 1) or not 0 < times <= 1 << MESSAGE_BITS):
-        raise KeyFileError(
-            f"a ring has 2 to {INDEPENDENT} members, or {INDEPENDENT} times a power of two up to "
-            f"{INDEPENDENT << MESSAGE_BITS}, got {members}"
-        )
-
-
 def check_use(member: int | None, payload: int | None, *, members: int, payload_bits: int) -> None:
     """Raise `KeyFileError` unless a key with these members and payloads can mark so, and detect it again."""
     if member is not None and not 0 <= member < members:
@@ -259,14 +256,6 @@ def check_use(member: int | None, payload: int | None, *, members: int, payload_
             f"the key carries payloads of {payload_bits} bits ({can}), got {payload}; "
             "for longer ones make a key with: dewmark key new --payload-bits N --out FILE"
         )
-
-
-def check_payload_bits(bits: int, *, members: int = 1) -> None:
-    """Raise `KeyFileError` unless texts of such a ring can carry messages of this many bits."""
-    left = MESSAGE_BITS - (max(members // INDEPENDENT, 1).bit_length() - 1)
-    if not 0 <= bits <= left:
-        ring = "" if members == 1 else f" in a ring of {members}"
-        raise KeyFileError(f"a payload has 0 to {left} bits{ring}, got {bits}")
 
 
 def _read_epochs(path: Path, lines: Sequence[str]) -> Key:
@@ -297,11 +286,6 @@ def is_engine_key(path: Path) -> bool:
     return _NUMBERS.fullmatch(str(path)) is not None and not path.exists()
 
 
-def _warn_if_readable(path: Path, mode: int) -> None:
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        warnings.warn(f"key file {path} is readable by others; run: chmod 600 {path}", stacklevel=3)
-
-
 class KeyStream:
     """Random numbers from a 32-byte seed: an AES-256-CTR keystream, read from its start."""
 
@@ -326,9 +310,24 @@ class KeyStream:
 
         The 2¹² cells of (0, 1) have a parabola each; the outermost ones are computed exactly.
         """
+        a, b, c = _parabolas()
         found = np.empty(count, dtype=np.float32)
         for i in range(0, count, _BLOCK):
-            found[i : i + _BLOCK] = _quick_normals(self.words(min(_BLOCK, count - i)))
+            words, block = self.words(min(_BLOCK, count - i)), found[i : i + _BLOCK]
+            # 1. the cell of each number, and its place f in it
+            high = (words >> np.uint64(32)).astype(np.uint32)
+            cell = (high >> np.uint32(32 - _CELL_BITS)).astype(np.intp)
+            f = (high & np.uint32((1 << (32 - _CELL_BITS)) - 1)).astype(np.float32)
+            f *= np.float32(2.0 ** (_CELL_BITS - 32))
+            f -= np.float32(0.5)
+            # 2. the parabola, in place
+            c.take(cell, out=block)
+            block *= f
+            block += b.take(cell)
+            block *= f
+            block += a.take(cell)
+            outer = np.flatnonzero((cell < _EXACT_CELLS) | (cell >= (1 << _CELL_BITS) - _EXACT_CELLS))
+            block[outer] = ndtri(_uniforms(words[outer]))
         return found
 
     def permutation(self, size: int) -> I64:
@@ -348,23 +347,6 @@ def _parabolas() -> tuple[F32, F32, F32]:
     z = ndtri((np.arange(1 << _CELL_BITS) + 0.5) * width)
     slope = width * math.sqrt(2.0 * math.pi) * np.exp(z * z / 2.0)
     return z.astype(np.float32), slope.astype(np.float32), (0.5 * z * slope * slope).astype(np.float32)
-
-
-def _quick_normals(words: NDArray[np.uint64]) -> F32:
-    a, b, c = _parabolas()
-    high = (words >> np.uint64(32)).astype(np.uint32)
-    cell = (high >> np.uint32(32 - _CELL_BITS)).astype(np.intp)
-    f = (high & np.uint32((1 << (32 - _CELL_BITS)) - 1)).astype(np.float32)
-    f *= np.float32(2.0 ** (_CELL_BITS - 32))
-    f -= np.float32(0.5)
-    found = c.take(cell)
-    found *= f
-    found += b.take(cell)
-    found *= f
-    found += a.take(cell)
-    outer = np.flatnonzero((cell < _EXACT_CELLS) | (cell >= (1 << _CELL_BITS) - _EXACT_CELLS))
-    found[outer] = ndtri(_uniforms(words[outer]))
-    return found
 
 
 def _uniforms(words: NDArray[np.uint64]) -> F64:

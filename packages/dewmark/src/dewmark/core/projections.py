@@ -50,8 +50,15 @@ def draw_projections(
 ) -> tuple[F64, F64]:
     """Regenerate R_T (d_T, n) and R_C (d_C, n) from the key (Algorithms 1 and 2, steps 1 and 2)."""
     n = projection_dim(d_T, d_C, kind=kind, n=n)
-    draw = _gaussian if kind == "gaussian" else _blocks
-    return draw(key.stream(f"dew/{kind}/R_T"), d_T, n), draw(key.stream(f"dew/{kind}/R_C"), d_C, n)
+    drawn: list[F64] = []
+    for name, d in (("R_T", d_T), ("R_C", d_C)):
+        stream = key.stream(f"dew/{kind}/{name}")
+        if kind == "gaussian":
+            drawn.append(stream.normals(d, n))
+        else:
+            blocks = [haar_orthogonal(stream, d) for _ in range(n // d)]
+            drawn.append(np.concatenate(blocks, axis=1) / math.sqrt(len(blocks)))
+    return drawn[0], drawn[1]
 
 
 def draw_matrix(key: Key, *, d_T: int, d_C: int) -> F64:
@@ -73,12 +80,3 @@ def haar_orthogonal(stream: KeyStream, d: int) -> F64:
     signs = np.sign(np.diag(r))
     signs[signs == 0] = 1.0
     return np.asarray(q * signs)
-
-
-def _gaussian(stream: KeyStream, d: int, n: int) -> F64:
-    return stream.normals(d, n)
-
-
-def _blocks(stream: KeyStream, d: int, n: int) -> F64:
-    blocks = n // d
-    return np.concatenate([haar_orthogonal(stream, d) for _ in range(blocks)], axis=1) / math.sqrt(blocks)

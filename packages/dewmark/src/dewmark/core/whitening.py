@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64
+from dewmark.arrays import F32
 from dewmark.errors import InputError, NumericalError
 
 __all__ = ["Whitening", "normalize_rows"]
@@ -65,17 +65,13 @@ class Whitening:
         covariance = outer / count - np.outer(mean, mean)
         if not np.isfinite(covariance).all():
             raise NumericalError("cannot fit whitening: the embeddings contain NaN or infinite values")
-        return cls(mean.astype(np.float32), _inverse_root(covariance, ridge).astype(np.float32))
+        values, vectors = np.linalg.eigh(covariance)
+        scale = float(values.mean())
+        if scale <= 0.0:
+            raise NumericalError("cannot fit whitening: all embeddings are identical")
+        roots = 1.0 / np.sqrt(np.clip(values, 0.0, None) + ridge * scale)
+        return cls(mean.astype(np.float32), ((vectors * roots) @ vectors.T).astype(np.float32))
 
     def apply(self, x: NDArray[np.floating]) -> F32:
         """Map rows (N, d) to whitened rows (N, d)."""
         return np.asarray((np.asarray(x, dtype=np.float32) - self.mean) @ self.matrix, dtype=np.float32)
-
-
-def _inverse_root(covariance: F64, ridge: float) -> F64:
-    values, vectors = np.linalg.eigh(covariance)
-    scale = float(values.mean())
-    if scale <= 0.0:
-        raise NumericalError("cannot fit whitening: all embeddings are identical")
-    roots = 1.0 / np.sqrt(np.clip(values, 0.0, None) + ridge * scale)
-    return np.asarray((vectors * roots) @ vectors.T)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,22 +68,14 @@ _HEADS: weakref.WeakKeyDictionary[LexiconReader, dict[float, Mask]] = weakref.We
 def head_of(reader: LexiconReader, *, members: int = 1) -> Mask:
     """The head for texts as a reader sees them and a ring of this size, from the package's own texts."""
     if reader not in _HEADS:
-        energies = _find_energies(reader)
+        texts = reader.tokenize(register_texts())
+        reading = reader.read(texts, reader.tokenize([""] * len(texts)))
+        units = [differences(pairs, reading.token_rows) for pairs in reading.texts]
+        contexts = [reading.context_rows[pairs.windows] for pairs in reading.texts]
+        squares = [np.square(np.concatenate(rows).astype(np.float64)) for rows in (units, contexts)]
+        energies = [np.asarray(np.mean(square, axis=0)) for square in squares]
         _HEADS[reader] = {tail: split(*energies, tail=tail) for tail in (_TAIL, _DEEP_TAIL)}
     return _HEADS[reader][_TAIL if members <= LARGE else _DEEP_TAIL]
-
-
-def _find_energies(reader: LexiconReader) -> tuple[F64, F64]:
-    """The mean squares of the coordinates of units (d_T,) and contexts (d_C,)."""
-    texts = reader.tokenize(register_texts())
-    reading = reader.read(texts, reader.tokenize([""] * len(texts)))
-    units = [differences(pairs, reading.token_rows) for pairs in reading.texts]
-    contexts = [reading.context_rows[pairs.windows] for pairs in reading.texts]
-    return _mean_squares(units), _mean_squares(contexts)
-
-
-def _mean_squares(rows: Sequence[F32]) -> F64:
-    return np.asarray(np.mean(np.square(np.concatenate(rows).astype(np.float64)), axis=0))
 
 
 def level_share(M: F32, W: F32, head: Mask, uses: KeyMatrices) -> float:

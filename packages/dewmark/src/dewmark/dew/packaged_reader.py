@@ -75,18 +75,14 @@ class PackagedReader:
             n = _scaled(h)
             inner = n @ w[f"own{i}"] + w[f"bias{i}"]
             inner[step:] += n[:-step] @ w[f"earlier{i}"]
-            h = h + _gelu(inner) @ w[f"out{i}"]
+            gelu = inner / (1.0 + np.exp(-1.702 * inner))  # x σ(1.702 x), which is nearly x Φ(x)
+            h = h + np.asarray(gelu @ w[f"out{i}"])
         return np.asarray(_scaled(h) @ w["result"] + w["offset"])
 
 
 def _scaled(h: F32) -> F32:
     """Rows of length √width."""
     return np.asarray(h / np.sqrt(np.mean(np.square(h), axis=1, keepdims=True) + 1e-6))
-
-
-def _gelu(x: F32) -> F32:
-    """x σ(1.702 x), which is nearly x Φ(x)."""
-    return np.asarray(x / (1.0 + np.exp(-1.702 * x)))
 
 
 def load_packaged_reader(lexicon: Lexicon, folder: Path | None = None) -> PackagedReader | None:

@@ -66,18 +66,23 @@ _SIDE_BITS = MESSAGE_BITS // 2
 
 
 class _Side:
-    """One side's d coordinates: the number that some bits of its slot make is a coordinate's class."""
+    """One side's d coordinates, and the ``bits`` of messages that choose its Walsh function.
 
-    def __init__(self, d: int, bits: tuple[int, ...]) -> None:
-        self.bits = bits
-        self.slots = _slots(d)
+    The number that the same bits of its slot make is a coordinate's class (d,). ``numbers`` (size,) are these
+    numbers as the bits of messages.
+    """
+
+    def __init__(self, d: int, bits: Sequence[int]) -> None:
+        self.bits, self.size = bits, 1 << len(bits)
         self.classes = np.zeros(d, dtype=np.int64)
+        self.numbers = np.zeros(self.size, dtype=np.int64)
         for place, bit in enumerate(bits):
-            self.classes |= ((self.slots >> bit) & 1) << place
-        self.size = 1 << len(bits)
+            self.classes |= ((_slots(d) >> bit // 2) & 1) << place
+            self.numbers += ((np.arange(self.size) >> place) & 1) << bit
 
-    def signs(self, chosen: int) -> F32:
-        """The Walsh function of a number of these bits, (d,)."""
+    def signs(self, message: int) -> F32:
+        """The Walsh function of a message, (d,)."""
+        chosen = sum(((message >> bit) & 1) << place for place, bit in enumerate(self.bits))
         odd = np.bitwise_count(self.classes & chosen) & 1
         return np.where(odd, np.float32(-1.0), np.float32(1.0))
 
@@ -91,8 +96,8 @@ class Messages:
 
     def __init__(self, bits: Sequence[int], *, d_T: int, d_C: int) -> None:
         self.bits = tuple(sorted(bits))
-        self._left = _Side(d_T, tuple(bit // 2 for bit in self.bits if bit % 2 == 0))
-        self._right = _Side(d_C, tuple(bit // 2 for bit in self.bits if bit % 2 == 1))
+        self._left = _Side(d_T, [bit for bit in self.bits if bit % 2 == 0])
+        self._right = _Side(d_C, [bit for bit in self.bits if bit % 2 == 1])
 
     @property
     def count(self) -> int:
@@ -102,9 +107,7 @@ class Messages:
     @functools.cached_property
     def numbers(self) -> I64:
         """The message of each place in `scores`, (count,)."""
-        left = _spread(np.arange(self._left.size), self._left.bits, 0)
-        right = _spread(np.arange(self._right.size), self._right.bits, 1)
-        return (left[:, None] + right[None, :]).ravel()
+        return (self._left.numbers[:, None] + self._right.numbers[None, :]).ravel()
 
     @functools.cached_property
     def _places(self) -> I64:
@@ -120,9 +123,7 @@ class Messages:
 
     def signs(self, message: int) -> tuple[F32, F32]:
         """The diagonals of D_a (d_T,) and D_b (d_C,) of a message."""
-        return self._left.signs(_gathered(message, self._left.bits, 0)), self._right.signs(
-            _gathered(message, self._right.bits, 1)
-        )
+        return self._left.signs(message), self._right.signs(message)
 
     def arranged(self, matrices: F32) -> F32:
         """Matrices (K, d_T, d_C) by pairs of classes, (K, count, n)."""
@@ -154,19 +155,6 @@ def walsh_transform(x: F32) -> F32:
         upper[...] = total
         step *= 2
     return x
-
-
-def _gathered(message: int, bits: Sequence[int], odd: int) -> int:
-    """The number that a message's bits of one side make; the inverse of `_spread`."""
-    return sum(((message >> (2 * bit + odd)) & 1) << place for place, bit in enumerate(bits))
-
-
-def _spread(numbers: I64, bits: Sequence[int], odd: int) -> I64:
-    """Numbers of one side's bits to the message bits that they are."""
-    found = np.zeros_like(numbers)
-    for place, bit in enumerate(bits):
-        found += ((numbers >> place) & 1) << (2 * bit + odd)
-    return found
 
 
 @functools.cache
@@ -271,12 +259,12 @@ class EpochMatrices:
         return self._turned(self.W)
 
     @functools.cached_property
-    def _payloads(self) -> NDArray[np.int64]:
+    def payloads(self) -> NDArray[np.int64]:
         """The payload of each place in `Messages.scores`."""
         return self.messages.numbers & ((1 << self.payload_bits) - 1)
 
     @functools.cached_property
-    def _shared(self) -> NDArray[np.int64]:
+    def shared(self) -> NDArray[np.int64]:
         """The number, among the members of one matrix, of each place in `Messages.scores`."""
         numbers = self.messages.numbers
         bits = range(self.per_matrix.bit_length() - 1)
@@ -321,21 +309,14 @@ class EpochMatrices:
 
     def use(self, index: int, place: int) -> KeyUse:
         """The use at a place of `scores`."""
-        member = index + len(self.W) * int(self._shared[place])
-        return KeyUse(member, int(self._payloads[place]), self.name)
+        member = index + len(self.W) * int(self.shared[place])
+        return KeyUse(member, int(self.payloads[place]), self.name)
 
     def leading_member(self, F: F64, *, payload: int = 0) -> int:
         """The member under which a text's F (d_T, d_C) scores highest, with a payload."""
         z = self.scores(F)
-        z[:, self._payloads != payload] = -np.inf
+        z[:, self.payloads != payload] = -np.inf
         return self.use(*divmod(int(np.argmax(z)), z.shape[1])).member
-
-    def same(self, index: int, place: int) -> tuple[Mask, Mask]:
-        """Which uses have the same member as that at a place, (K, messages), and which the same payload."""
-        member = np.zeros((len(self.W), self.messages.count), dtype=bool)
-        member[index] = self._shared == self._shared[place]
-        payload = np.broadcast_to(self._payloads == self._payloads[place], member.shape)
-        return member, payload
 
 
 class KeyMatrices:
@@ -431,8 +412,10 @@ class KeyMatrices:
         strength, top = max(z, 0.0), max(highest)
         weights = [np.exp(strength * (each - top)) for each in scores]
         total = sum(float(each.sum()) for each in weights)
-        member, payload = epoch.same(index, place)
         own = weights[best]
+        member = np.zeros(own.shape, dtype=bool)  # the uses with the same member, and with the same payload
+        member[index] = epoch.shared == epoch.shared[place]
+        payload = np.broadcast_to(epoch.payloads == epoch.payloads[place], own.shape)
         return FoundUse(
             use=epoch.use(index, place),
             z=z,

@@ -22,10 +22,8 @@ process stands still, which keeps it valid.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dewmark.arrays import F32, F64
@@ -160,12 +158,13 @@ class SequentialDetector:
         full = rows.count >= _MOST_WORDS or (rows.count + 1) * self._uses.count > _MOST_NUMBERS
         if full or variance <= 0.0:
             return
-        row = rows.solve((rows.units @ t) * (rows.contexts @ context))
+        n = rows.count
+        row = rows.solve((rows.units[:n] @ t) * (rows.contexts[:n] @ context))
         left = variance - float(row @ row)
         if left <= _LEAST * variance:
             return
         scale = math.sqrt(left)
-        expected = row.astype(np.float32) @ rows.innovations
+        expected = row.astype(np.float32) @ rows.innovations[:n]
         sums = self._uses.sums(np.outer(t, context))
         innovation: F32 = ((sums - expected) / scale).astype(np.float32)
         rows.add(t, context, row, scale, innovation)
@@ -174,29 +173,15 @@ class SequentialDetector:
 
 
 class _Rows:
-    """The scored words so far: t (n, d_T), c (n, d_C), L (n, n) and e (n, uses)."""
+    """The scored words so far, n = ``count``: t (n, d_T), c (n, d_C), L (n, n) and e (n, uses).
+
+    The arrays have more rows, so that they need not grow with every word.
+    """
 
     def __init__(self, d_T: int, d_C: int, uses: int) -> None:
         self.count = 0
-        self._t, self._c = np.zeros((32, d_T), np.float32), np.zeros((32, d_C), np.float32)
-        self._L, self._e = np.zeros((32, 32)), np.zeros((32, uses), np.float32)
-
-    @property
-    def units(self) -> F32:
-        return self._t[: self.count]
-
-    @property
-    def contexts(self) -> F32:
-        return self._c[: self.count]
-
-    @property
-    def innovations(self) -> F32:
-        return self._e[: self.count]
-
-    @property
-    def scales(self) -> F64:
-        """The diagonal of L, (n,)."""
-        return np.diag(self._L)[: self.count]
+        self.units, self.contexts = np.zeros((32, d_T), np.float32), np.zeros((32, d_C), np.float32)
+        self.L, self.innovations = np.zeros((32, 32)), np.zeros((32, uses), np.float32)
 
     def solve(self, covariance: F32) -> F64:
         """L⁻¹ times the covariances of a new score with those so far, (n,)."""
@@ -204,18 +189,15 @@ class _Rows:
 
         if not self.count:
             return np.zeros(0)
-        L = self._L[: self.count, : self.count]
+        L = self.L[: self.count, : self.count]
         return np.asarray(solve_triangular(L, covariance.astype(np.float64), lower=True, check_finite=False))
 
     def add(self, t: F32, c: F32, row: F64, scale: float, innovation: F32) -> None:
         n = self.count
-        if n == len(self._t):
-            self._t, self._c, self._e = (_doubled(rows) for rows in (self._t, self._c, self._e))
-            self._L = _doubled(_doubled(self._L).T).T
-        self._t[n], self._c[n], self._e[n] = t, c, innovation
-        self._L[n, :n], self._L[n, n] = row, scale
+        if n == len(self.L):
+            rows = (self.units, self.contexts, self.innovations)
+            self.units, self.contexts, self.innovations = (np.pad(each, ((0, n), (0, 0))) for each in rows)
+            self.L = np.pad(self.L, (0, n))
+        self.units[n], self.contexts[n], self.innovations[n] = t, c, innovation
+        self.L[n, :n], self.L[n, n] = row, scale
         self.count = n + 1
-
-
-def _doubled(rows: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate((rows, np.zeros_like(rows)))

@@ -39,18 +39,16 @@ def load_encoder(name: str, *, progress: Progress | None = None, device: str = "
 
 
 def create(name: str, *, progress: Progress, device: str) -> Encoder:
+    # 1. registered names
     encoder: Encoder
     family, colon, argument = name.partition(":")
     if colon and f"{family}:" in ENCODERS:
         encoder = ENCODERS[f"{family}:"](argument, progress=progress, device=device)
-    elif name in ENCODERS:
+        return encoder
+    if name in ENCODERS:
         encoder = ENCODERS[name](progress=progress, device=device)
-    else:
-        encoder = _from_files(name, progress=progress, device=device)
-    return encoder
-
-
-def _from_files(name: str, *, progress: Progress, device: str) -> Encoder:
+        return encoder
+    # 2. folders and hub ids
     from dewmark.encoders import sentence_transformers
 
     folder = Path(name).expanduser()

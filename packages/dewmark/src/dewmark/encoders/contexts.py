@@ -99,7 +99,7 @@ class WindowContexts(Contexts):
         new = {key: i for i, key in enumerate(keys) if key not in self._memo}
         found = {key: self._memo[key] for key in keys if key not in new}
         if new:
-            fresh = _encode_windows(self.encoder, self.tokenizer, windows[list(new.values())])
+            fresh = self.encoder.encode(window_texts(self.tokenizer, windows[list(new.values())].tolist()))
             unit = normalize_rows(self.whitening.apply(fresh) if self.whitening else fresh)
             unit[(windows[list(new.values())] == ABSENT).all(axis=1)] = 0.0
             found.update(zip(new, unit, strict=True))
@@ -118,7 +118,13 @@ def token_vectors(
     try:
         raw = load_bundle(path).arrays["rows"]
     except (ArtifactError, KeyError):
-        raw = _encode_vocabulary(encoder, host, workspace)
+        ids = np.flatnonzero(host.markable).tolist()
+        texts = host.tokenizer.decode([[i] for i in ids])
+        raw = np.zeros((host.vocab_size, encoder.dim), dtype=np.float16)
+        for i in range(0, len(ids), _CHUNK):
+            workspace.progress("encoding the vocabulary", i, len(ids))
+            raw[ids[i : i + _CHUNK]] = encoder.encode(texts[i : i + _CHUNK])
+        workspace.progress("encoding the vocabulary", len(ids), len(ids))
         meta = {"encoder": encoder.identity, "tokenizer": host.tokenizer.identity}
         save_bundle(path, meta=meta, arrays={"rows": raw})
     rows = np.zeros(raw.shape, dtype=np.float16)
@@ -129,20 +135,15 @@ def token_vectors(
     return rows
 
 
-def _encode_vocabulary(encoder: Encoder, host: HostInfo, workspace: Workspace) -> F16:
-    ids = np.flatnonzero(host.markable).tolist()
-    texts = host.tokenizer.decode([[i] for i in ids])
-    rows = np.zeros((host.vocab_size, encoder.dim), dtype=np.float16)
-    for i in range(0, len(ids), _CHUNK):
-        workspace.progress("encoding the vocabulary", i, len(ids))
-        rows[ids[i : i + _CHUNK]] = encoder.encode(texts[i : i + _CHUNK])
-    workspace.progress("encoding the vocabulary", len(ids), len(ids))
-    return rows
+def package_texts(folder: str) -> dict[str, str]:
+    """The texts in a folder of the package's data, by the names of their files without suffix."""
+    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
+    return {file.name.partition(".")[0]: file.read_text(encoding="utf-8") for file in files}
 
 
 def ordinary_texts() -> list[str]:
     """The package's own sentences in the languages of the default encoder, one text per language."""
-    return _texts_in("ordinary")
+    return list(package_texts("ordinary").values())
 
 
 def register_texts() -> list[str]:
@@ -151,12 +152,7 @@ def register_texts() -> list[str]:
     file = resources.files("dewmark") / "data" / "openings.jsonl"
     for opening in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         genres[opening["genre"]].append(opening["prompt"])
-    return _texts_in("registers") + ["\n".join(genres[genre]) for genre in sorted(genres)]
-
-
-def _texts_in(folder: str) -> list[str]:
-    files = sorted((resources.files("dewmark") / "data" / folder).iterdir(), key=lambda file: file.name)
-    return [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".txt")]
+    return [*package_texts("registers").values(), *("\n".join(genres[genre]) for genre in sorted(genres))]
 
 
 def load_context_whitening(
@@ -176,30 +172,20 @@ def load_context_whitening(
         arrays = load_bundle(path).arrays
         return Whitening(np.array(arrays["mean"]), np.array(arrays["matrix"]))
     except (ArtifactError, KeyError):
-        fitted = _fit_whitening(encoder, host, encoding=encoding, k=k, workspace=workspace)
-        meta = {"encoder": encoder.name, "dim": fitted.dim}
-        save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
-        return fitted
-
-
-def _fit_whitening(
-    encoder: Encoder, host: HostInfo, *, encoding: str, k: int, workspace: Workspace
-) -> Whitening:
-    """Mean and whitening of the contexts of ordinary, unmarked texts."""
+        pass
     texts = host.tokenizer.encode(ordinary_texts())
     windows = np.concatenate([windows_of(text.ids, k=k, host=host)[k:] for text in texts])
     if encoding == "composed":
         table = token_vectors(encoder, host, whitening=None, workspace=workspace).astype(np.float32)
         starts = range(0, len(windows), _CHUNK)
-        return Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
-    windows, blocks = np.unique(windows, axis=0), []
-    for i in range(0, len(windows), _CHUNK):
-        workspace.progress("encoding contexts", i, len(windows))
-        blocks.append(_encode_windows(encoder, host.tokenizer, windows[i : i + _CHUNK]))
-    workspace.progress("encoding contexts", len(windows), len(windows))
-    return Whitening.fit(blocks)
-
-
-def _encode_windows(encoder: Encoder, tokenizer: Tokenizer, windows: I64) -> F32:
-    """M_C of each window's text: (N, k) to (N, d_C), neither centred nor normalised."""
-    return encoder.encode(window_texts(tokenizer, windows.tolist()))
+        fitted = Whitening.fit(table[windows[i : i + _CHUNK]].mean(axis=1) for i in starts)
+    else:
+        windows, blocks = np.unique(windows, axis=0), []
+        for i in range(0, len(windows), _CHUNK):
+            workspace.progress("encoding contexts", i, len(windows))
+            blocks.append(encoder.encode(window_texts(host.tokenizer, windows[i : i + _CHUNK].tolist())))
+        workspace.progress("encoding contexts", len(windows), len(windows))
+        fitted = Whitening.fit(blocks)
+    meta = {"encoder": encoder.name, "dim": fitted.dim}
+    save_bundle(path, meta=meta, arrays={"mean": fitted.mean, "matrix": fitted.matrix})
+    return fitted

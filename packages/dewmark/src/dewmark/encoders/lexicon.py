@@ -205,10 +205,7 @@ def _load(folder: Path, written: int) -> Lexicon:
             f"the lexicon in {folder} was made by another version of dewmark: build it again with: "
             "dewmark build-lexicon"
         )
-    return Lexicon(bundle, _identity(folder))
-
-
-def _identity(folder: Path) -> str:
     index: dict[str, Any] = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     sums = json.dumps([index["sha256"][name] for name in ARRAYS])
-    return f"{index['meta']['encoder']}-{hashlib.sha256(sums.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(sums.encode()).hexdigest()[:16]
+    return Lexicon(bundle, f"{index['meta']['encoder']}-{digest}")

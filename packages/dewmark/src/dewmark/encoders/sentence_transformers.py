@@ -7,6 +7,7 @@ get the prefix that they were trained with.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
-from dewmark.models.hub import cached_commit, folder_hash, latest_commit, quiet_libraries
+from dewmark.models.hub import folder_hash, quiet_libraries
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent
 
@@ -64,19 +65,14 @@ class SentenceTransformerEncoder(Encoder):
             return np.zeros((0, self.dim), dtype=np.float32)
         rows: list[Any] = [None] * len(texts)
         with self._lock:  # fast tokenizers must not be used by two threads at once
-            model = self._loaded()
+            if self._model is None:
+                self._model = self._load()
             for batch in _batches(texts):
                 options = {"prompt": self._prefix or None, "batch_size": _BATCH, "show_progress_bar": False}
-                found = model.encode([texts[i] for i in batch], **options)
+                found = self._model.encode([texts[i] for i in batch], **options)
                 for i, row in zip(batch, found, strict=True):
                     rows[i] = row
         return np.stack(rows).astype(np.float32, copy=False)
-
-    def _loaded(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
-        with self._lock:
-            if self._model is None:
-                self._model = self._load()
-        return self._model
 
     def _load(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
         library = require("sentence_transformers", extra="encoders")
@@ -132,9 +128,16 @@ def from_folder(folder: Path, *, device: str = "auto") -> Encoder:
 
 def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
     """A model on the hub, downloaded now unless the hub's cache holds it."""
+    hub = require("huggingface_hub", extra="encoders")
     try:
-        cached = cached_commit(name)
-        commit = cached or latest_commit(name)
+        folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+        files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
+        found = next((file for file in files if isinstance(file, str)), None)
+        if found is not None:  # it stays in use until it is deleted there
+            commit = Path(found).parent.name  # …/snapshots/<commit>/modules.json
+        else:
+            with quiet_libraries():
+                commit = str(hub.HfApi().model_info(name, timeout=10).sha)
     except DewmarkError:
         raise
     except Exception as error:  # malformed ids, missing or closed repositories, no network
@@ -147,7 +150,7 @@ def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") ->
         prefix=prefix_of(name.rsplit("/", 1)[-1]),
         device=device,
     )
-    if cached is None:
+    if found is None:
         progress(f"downloading {name}", 0, 1)
         encoder.encode([""])
         progress(f"downloading {name}", 1, 1)

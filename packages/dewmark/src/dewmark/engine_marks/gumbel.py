@@ -172,7 +172,9 @@ class BoundDualKeyGumbel(BoundVLLMGumbel):
         alpha = self.scheme.alpha
         self.width = self.scheme.context_width
         self.variance = (1.0 - alpha) ** 2 + alpha**2
-        self.hashes = [PhiloxHash(_subkey(self.numbers[0], domain)) for domain in (b"key_a", b"key_b")]
+        root = self.numbers[0].to_bytes(8, "big")
+        digests = [hashlib.sha256(domain + root).digest() for domain in (b"key_a", b"key_b")]
+        self.hashes = [PhiloxHash(int.from_bytes(digest[:8], "big")) for digest in digests]
         self.shares = [1.0 - alpha, alpha]
 
     def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
@@ -211,11 +213,6 @@ def fused_tail(total: float, n: int, alpha: float) -> float:
     extra = np.arange(int(distribution.ppf(_TAIL)), most + 1)
     terms = distribution.pmf(extra) * gammaincc(2 * n + extra, t)
     return math.fsum((*terms.tolist(), float(distribution.sf(most))))
-
-
-def _subkey(key: int, domain: bytes) -> int:
-    """The key that vLLM derives for one of its two roles."""
-    return int.from_bytes(hashlib.sha256(domain + key.to_bytes(8, "big")).digest()[:8], "big")
 
 
 class BoundSGLangGumbel(EngineBound):
@@ -341,7 +338,15 @@ class GumbelSession(ChoosingSession):
         candidates = support(logits)
         few = logits if candidates is None else logits.gather(1, candidates)
         ids = np.arange(logits.shape[1])[None] if candidates is None else candidates.numpy()
-        noise = torch.from_numpy(self._gumbel(contexts.numpy(), ids))
+        # Gumbel noise (batch, m), each row's from the sub-key that it follows
+        uniforms = self._hashes[0].uniforms(contexts.numpy(), ids)
+        if len(self._hashes) > 1:
+            route = self._routes.uniforms(self._step, 1)[:, 0].numpy()
+            rows = np.searchsorted(self._bounds, route, side="right") == 1
+            if rows.any():
+                own_ids = ids if len(ids) == 1 else ids[rows]
+                uniforms[rows] = self._hashes[1].uniforms(contexts.numpy()[rows], own_ids)
+        noise = torch.from_numpy(-np.log(-np.log(np.maximum(uniforms, np.finfo(np.float32).tiny))))
         best, chosen = (few + noise).max(dim=1)
         sound = torch.isfinite(best)
         if candidates is not None:
@@ -353,14 +358,3 @@ class GumbelSession(ChoosingSession):
         self._step += 1
         self.measure(log_probability(logits, chosen), ~repeated)
         return chosen.to(scores.device), sound.to(scores.device)
-
-    def _gumbel(self, contexts: I64, ids: I64) -> NDArray[np.float32]:
-        """Gumbel noise (batch, m) of ids (batch or 1, m), each row's from the sub-key that it follows."""
-        uniforms = self._hashes[0].uniforms(contexts, ids)
-        if len(self._hashes) > 1:
-            route = self._routes.uniforms(self._step, 1)[:, 0].numpy()
-            rows = np.searchsorted(self._bounds, route, side="right") == 1
-            if rows.any():
-                own = ids if len(ids) == 1 else ids[rows]
-                uniforms[rows] = self._hashes[1].uniforms(contexts[rows], own)
-        return -np.log(-np.log(np.maximum(uniforms, np.finfo(np.float32).tiny)))

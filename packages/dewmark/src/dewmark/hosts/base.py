@@ -184,7 +184,10 @@ class Host(ABC):
             finished = []
             for prompt, text, row, seed, (ids, count) in columns:
                 made = Generation(prompt, text, tuple(row), seed, marked_by, config_hash, count)
-                finished.append(_measured(made, scheme, _room_of(ids)))
+                room = _room_of(ids)
+                if scheme is not None and room is not None:
+                    made = dataclasses.replace(made, room=room.z, unmarked=scheme.unmarked_reason(room))
+                finished.append(made)
             done.extend(finished)
             if on_batch is not None:
                 on_batch(finished)
@@ -230,7 +233,15 @@ class Host(ABC):
         self, prompts: Sequence[str], scheme: BoundScheme | None, seeds: Sequence[int], decoding: Decoding
     ) -> None:
         check_decoding(decoding, scheme)
-        _check_rows(prompts, seeds)
+        if isinstance(prompts, str):  # a sequence of one-letter prompts, to Python
+            raise InputError("prompts must be a list of texts, got one text: put it in a list")
+        if len(prompts) != len(seeds):
+            raise InputError(f"{len(prompts)} prompts but {len(seeds)} seeds: give one seed per prompt")
+        for i, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt {i} must be a string, got {type(prompt).__name__}")
+        for i, seed in enumerate(seeds):
+            check_int(f"seed {i}", seed, least=0)
         if decoding.drafts > 1 and scheme is not None and not self.writes_drafts:
             raise ConfigError(
                 f"{self.name} runs in an engine that cannot write {decoding.drafts} drafts of a text: run "
@@ -340,22 +351,3 @@ def _replay(rows: Sequence[Sequence[int]], on_step: OnStep) -> None:
 
 def _room_of(row: Sequence[int]) -> Room | None:
     return row.room if isinstance(row, Written) else None
-
-
-def _measured(made: Generation, scheme: BoundScheme | None, room: Room | None) -> Generation:
-    """The completion with what its decoding left to the mark."""
-    if scheme is None or room is None:
-        return made
-    return dataclasses.replace(made, room=room.z, unmarked=scheme.unmarked_reason(room))
-
-
-def _check_rows(prompts: Sequence[str], seeds: Sequence[int]) -> None:
-    if isinstance(prompts, str):  # a sequence of one-letter prompts, to Python
-        raise InputError("prompts must be a list of texts, got one text: put it in a list")
-    if len(prompts) != len(seeds):
-        raise InputError(f"{len(prompts)} prompts but {len(seeds)} seeds: give one seed per prompt")
-    for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise InputError(f"prompt {i} must be a string, got {type(prompt).__name__}")
-    for i, seed in enumerate(seeds):
-        check_int(f"seed {i}", seed, least=0)

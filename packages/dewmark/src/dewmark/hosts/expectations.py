@@ -154,15 +154,11 @@ class HostExpectations:
             found = {each: self._known[each] for each in asked if each in self._known}
             new = [each for each in dict.fromkeys(asked) if each not in found]
             for each, words in zip(new, self._run(new), strict=True):
-                found[each] = self._keep(each, words)
+                found[each] = self._known[each] = words
+                self._bytes += _size(each, words)
+                while self._bytes > _MEMORY_BYTES and len(self._known) > 1:
+                    self._bytes -= _size(*self._known.popitem(last=False))
             return [found[each] for each in asked]
-
-    def _keep(self, asked: tuple[str, str], words: ExpectedWords) -> ExpectedWords:
-        self._known[asked] = words
-        self._bytes += _size(asked, words)
-        while self._bytes > _MEMORY_BYTES and len(self._known) > 1:
-            self._bytes -= _size(*self._known.popitem(last=False))
-        return words
 
     def _run(self, asked: Sequence[tuple[str, str]]) -> list[ExpectedWords]:
         """Run the model over (prompt, text) pairs."""
@@ -186,10 +182,21 @@ class HostExpectations:
             self._progress(label, done, len(windows))
             parts[window.text][window.number] = self._likeliest(logits, window)
         self._progress(label, len(windows), len(windows))
-        return [
-            self._joined(mine, [part[number] for number in sorted(part)])
-            for mine, part in zip(starts, parts, strict=True)
-        ]
+        # the candidates of each text's windows, joined
+        forms, found = list(self._numbers), []
+        for places, part in zip(starts, parts, strict=True):
+            columns = zip(_Candidates.none(), *(part[number] for number in sorted(part)), strict=True)
+            counts, words, p = (np.concatenate(each) for each in columns)
+            used, index = np.unique(words, return_inverse=True)
+            expected = ExpectedWords(
+                starts=places,
+                bounds=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts))),
+                index=index.astype(np.int64),
+                probabilities=p.astype(np.float32),
+                forms=tuple(forms[i] for i in used.tolist()),
+            )
+            found.append(expected)
+        return found
 
     def _likeliest(self, logits: torch.Tensor, window: _Window) -> _Candidates:
         """The candidates at the places of a window, from its logits (L, vocab)."""
@@ -217,7 +224,8 @@ class HostExpectations:
             whole[i] = p[i, column].sum() * going_on
             p[i, column] *= 1.0 - going_on
         p, kept = np.hstack((p, whole)), np.hstack((p, whole)) >= _LEAST
-        own = [[self._number(place.form)] for place in places]
+        # words that no token begins are numbered behind the others
+        own = [[self._numbers.setdefault(place.form, len(self._numbers))] for place in places]
         words = np.hstack((words, np.array(own, dtype=np.int64)))
         return _Candidates(kept.sum(axis=1), words[kept], p[kept])
 
@@ -239,22 +247,6 @@ class HostExpectations:
             for i, place in longer.items()
         }
 
-    def _number(self, form: str) -> int:
-        """The number of a word; words that no token begins are numbered behind the others."""
-        return self._numbers.setdefault(form, len(self._numbers))
-
-    def _joined(self, starts: I64, parts: Sequence[_Candidates]) -> ExpectedWords:
-        counts, words, p = (np.concatenate(each) for each in zip(_Candidates.none(), *parts, strict=True))
-        used, index = np.unique(words, return_inverse=True)
-        forms = list(self._numbers)
-        return ExpectedWords(
-            starts=starts,
-            bounds=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts))),
-            index=index.astype(np.int64),
-            probabilities=p.astype(np.float32),
-            forms=tuple(forms[i] for i in used.tolist()),
-        )
-
 
 def _windows(
     info: HostInfo, number: int, prompt: str, text: str, *, size: int, limit: int | None = None
@@ -270,7 +262,10 @@ def _windows(
     windows = []
     for start in range(0, len(ids), step):
         if start == 0:
-            context = _end_of(info, prompt, before)
+            context = prompt
+            if len(prompt) > before:  # only its last tokens
+                (whole,) = info.tokenizer.encode([prompt])
+                context = prompt if len(whole.ids) <= before else prompt[whole.offsets[-before][0] :]
         else:
             first = ends[start - before - 1] if start > before else 0
             context = cleaned.text[first : ends[start - 1]]
@@ -302,14 +297,6 @@ def places_of(text: str, offsets: Sequence[tuple[int, int]], prompt: str) -> lis
             places.append(_Place(word.start, token, end, gap, word.form))
         word_end = word.end
     return places
-
-
-def _end_of(info: HostInfo, prompt: str, tokens: int) -> str:
-    """The end of a prompt that has at most so many tokens."""
-    if len(prompt) <= tokens:
-        return prompt
-    (found,) = info.tokenizer.encode([prompt])
-    return prompt if len(found.ids) <= tokens else prompt[found.offsets[-tokens][0] :]
 
 
 def _size(asked: tuple[str, str], words: ExpectedWords) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,40 +43,19 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def cached_commit(name: str) -> str | None:
-    """The commit of a hub id in the local cache, which stays in use until it is deleted there."""
-    hub = require("huggingface_hub", extra="encoders")
-    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
-    found = next((file for file in files if isinstance(file, str)), None)
-    return Path(found).parent.name if found else None  # …/snapshots/<commit>/modules.json
-
-
-def latest_commit(name: str) -> str:
-    """The newest commit of a hub id, which needs the network."""
-    hub = require("huggingface_hub", extra="encoders")
-    with quiet_libraries():
-        return str(hub.HfApi().model_info(name, timeout=10).sha)
-
-
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence the libraries' progress bars and all log lines below an error, then restore both."""
     hub = require("huggingface_hub.utils", extra="encoders")
     bars = require("transformers.utils.logging", extra="encoders")
-    loggers = list(map(logging.getLogger, ("sentence_transformers", "transformers", "huggingface_hub")))
-    levels = [logger.level for logger in loggers]
-    shown = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    bars.disable_progress_bar()
-    hub.disable_progress_bars()
-    try:
+    with contextlib.ExitStack() as restored:
+        for logger in map(logging.getLogger, ("sentence_transformers", "transformers", "huggingface_hub")):
+            restored.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        if not hub.are_progress_bars_disabled():
+            restored.callback(hub.enable_progress_bars)
+        if bars.is_progress_bar_enabled():
+            restored.callback(bars.enable_progress_bar)
+        bars.disable_progress_bar()
+        hub.disable_progress_bars()
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if shown[0]:
-            bars.enable_progress_bar()
-        if shown[1]:
-            hub.enable_progress_bars()

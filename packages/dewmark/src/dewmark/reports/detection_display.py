@@ -70,7 +70,18 @@ def sentence(detection: Detection) -> str:
     """The numbers behind a verdict, in one line."""
     length = f"{length_in_words(detection.effective_length, detection.tokens_scored)} scored"
     if detection.verdict is Verdict.UNSUPPORTED_LANGUAGE:
-        return unsupported_sentence(detection)
+        code = detection.language
+        language = "an unknown language" if code is None else language_name(code)
+        unknown = f"the text is in {language}, which this detector does not know"
+        if detection.effective_length < MIN_EFFECTIVE_LENGTH:
+            return (
+                f"{unknown}: its words carry no evidence (effective length "
+                f"{detection.effective_length:.0f}), and more of them would not lead to a verdict"
+            )
+        return (
+            f"{unknown}: one key may call all such texts marked, or none, so it gives no verdict before an "
+            "audit of this key on them (dewmark audit)"
+        )
     if detection.verdict is Verdict.TOO_SHORT:
         if detection.leaves_no_room:
             return f"{length}: such a text (code, a list, repetition) leaves no room for a mark"
@@ -87,34 +98,16 @@ def share_in_words(value: float, *, test: str) -> str:
     return f"{one_in(value)} keys would score this text so high"
 
 
-def unsupported_sentence(detection: Detection) -> str:
-    """Why a text in a language that the detector does not know gets no verdict, in one line."""
-    unknown = f"the text is in {_language(detection)}, which this detector does not know"
-    if detection.effective_length < MIN_EFFECTIVE_LENGTH:
-        length = f"effective length {detection.effective_length:.0f}"
-        return (
-            f"{unknown}: its words carry no evidence ({length}), and more of them would not lead to a verdict"
-        )
-    return (
-        f"{unknown}: one key may call all such texts marked, or none, so it gives no verdict before an audit "
-        "of this key on them (dewmark audit)"
-    )
-
-
-def _language(detection: Detection) -> str:
-    return "an unknown language" if detection.language is None else language_name(detection.language)
-
-
 def located_sentence(found: Examined) -> str:
     """The verdict on a text and its passages, in one line."""
     looks = f"{p_value(found.p_value)} over {found.looks}" if str(found.looks) else p_value(found.p_value)
     if not found.verdict.conclusive:
         return f"{found.judged.words}: {sentence(found.detection)}"
     where = f", {coverage_sentence(found.coverage)}" if found.coverage else ""
-    count = f"{passage_count(found.passages)} at level {found.fpr:g}"
+    number = len(found.passages)
+    count = f"{number or 'no'} marked {'passages' if number > 1 else 'passage'} at level {found.fpr:g}"
     whole = f"the whole text alone: {p_value(found.detection.p_value)}"
-    origin = found.judged.origin
-    return f"{found.verdict.words}{origin}{where}; {count}, {looks}; {whole}"
+    return f"{found.verdict.words}{found.judged.origin}{where}; {count}, {looks}; {whole}"
 
 
 def coverage_sentence(coverage: Coverage) -> str:
@@ -125,13 +118,6 @@ def coverage_sentence(coverage: Coverage) -> str:
     if coverage.extent is Extent.WHOLE:
         return "all of it"
     return f"most clearly in characters {places}; the rest is too short or too weak to tell"
-
-
-def passage_count(passages: Sequence[Passage]) -> str:
-    """The number of passages, in words."""
-    if not passages:
-        return "no marked passage"
-    return "1 marked passage" if len(passages) == 1 else f"{len(passages)} marked passages"
 
 
 def passage_sentence(passage: Passage) -> str:

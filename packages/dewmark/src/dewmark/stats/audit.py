@@ -21,14 +21,14 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, ndtri
 
-from dewmark.arrays import F32, F64, I64
+from dewmark.arrays import F32, I64
 from dewmark.errors import InputError
 from dewmark.stats import one_key
 from dewmark.stats.multiple_testing import holm
@@ -122,7 +122,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The group's display name."""
-        return _display_name(self.kind, self.group)
+        return f"{self.group} tokens" if self.kind == "length" else self.group
 
     @property
     def rate(self) -> Rate:
@@ -173,7 +173,7 @@ class Group:
     @property
     def name(self) -> str:
         """The group's display name."""
-        return _display_name(self.kind, self.group)
+        return self.cells[0].name
 
     @property
     def trust(self) -> Trust:
@@ -284,7 +284,17 @@ class Audit:
             )
         middle = self.overall[LEVELS.index(VERDICT_LEVEL)]
         if self.groups[0].together is None:
-            return self._counted_sentence(middle)
+            unseen = [cell for cell in self.overall if not cell.resolves]
+            needs = ", ".join(f"{cell.needed:,} at {percent(cell.level)}" for cell in unseen)
+            if self.outcome is Outcome.CANNOT_TELL:
+                count = f"{self.texts:,} {'text is' if self.texts == 1 else 'texts are'}"
+                return f"Cannot tell: {count} too few to see a doubled rate; it takes {needs}."
+            seen = " and ".join(percent(cell.level) for cell in self.overall if cell.resolves)
+            return (
+                f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}, and no rate is "
+                f"significantly above its level. One twice as high would have shown at {seen}"
+                + (f"; elsewhere that takes more texts, {needs}." if unseen else ".")
+            )
         if self.outcome is Outcome.CANNOT_TELL:
             unsure = [cell.name for cell in self._judged if cell.trust is Trust.CANNOT_TELL]
             return (
@@ -295,19 +305,6 @@ class Audit:
         return (
             f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}; its rate is at most "
             f"{percent(most)} in each of the {len(self.groups)} groups, with 95% confidence in each."
-        )
-
-    def _counted_sentence(self, middle: Cell) -> str:
-        unseen = [cell for cell in self.overall if not cell.resolves]
-        needs = ", ".join(f"{cell.needed:,} at {percent(cell.level)}" for cell in unseen)
-        if self.outcome is Outcome.CANNOT_TELL:
-            count = f"{self.texts:,} {'text is' if self.texts == 1 else 'texts are'}"
-            return f"Cannot tell: {count} too few to see a doubled rate; it takes {needs}."
-        seen = " and ".join(percent(cell.level) for cell in self.overall if cell.resolves)
-        return (
-            f"The key passes: at {percent(middle.level)} it calls {_observed(middle)}, and no rate is "
-            f"significantly above its level. One twice as high would have shown at {seen}"
-            + (f"; elsewhere that takes more texts, {needs}." if unseen else ".")
         )
 
     @property
@@ -362,78 +359,59 @@ def audit(
     chosen = _groups(labels, fewest=_SMALLEST_COUNTED if directions is None else _SMALLEST_PREDICTED)
     whole = p if p_of_whole is None else np.asarray(p_of_whole, dtype=np.float64)
     z = -ndtri(np.clip(whole, 1e-300, 1.0 - 1e-16))
-    counts = [
-        _Count.of(p[mine], z[mine], None if directions is None else directions[mine]) for *_, mine in chosen
-    ]
-    raw = [
-        _tail(hits, each.independent, level)
-        for each in counts
-        for level, hits in zip(LEVELS, each.hits, strict=True)
-    ]
-    corrected = iter(holm(raw).tolist())
-    p_of_cell = iter(raw)
-    groups = []
-    for (kind, name, mine), each in zip(chosen, counts, strict=True):
-        cells = tuple(
-            Cell(
+    groups: list[Group] = []
+    for kind, name, mine in chosen:
+        # 1. which texts are near-copies, and how far the texts go together
+        label: I64 = np.arange(int(mine.sum()))
+        together, m = None, None if directions is None or len(label) < 2 else directions[mine]
+        if m is not None:
+            correlation = one_key.mean_correlation(m)
+            label = one_key.copies(m, correlation.r)
+            together = Together(
+                **asdict(one_key.key_on_kind(z[mine], m)),
+                r=correlation.r,
+                error=correlation.error,
+                matched=one_key.matching_correlation(m, VERDICT_LEVEL),
+                effective_number=one_key.effective_number(len(m), correlation.r),
+                largest_block=int(np.bincount(one_key.blocks(m)).max()),
+            )
+        # 2. alarms at each level, near-copies counted as one, and the rate that the directions predict
+        members = np.bincount(label)
+        cells = []
+        for level in LEVELS:
+            alarm, prediction = p[mine] <= level, None
+            if together is not None and m is not None:
+                matched = one_key.matching_correlation(m, level)
+                prediction = Prediction(
+                    rate=together.rate(level),
+                    low=together.rate(level, confidence=1.0 - _BOUND),
+                    high=together.rate(level, confidence=_BOUND),
+                    floor=one_key.rate_ceiling(matched, level, share=0.01),
+                    ceiling=one_key.rate_ceiling(matched, level),
+                )
+            hits = float(np.sum(np.bincount(label, weights=alarm) / members))
+            cell = Cell(
                 kind=kind,
                 group=name,
                 level=level,
-                texts=int(mine.sum()),
-                alarms=int(np.count_nonzero(p[mine] <= level)),
-                independent=each.independent,
+                texts=len(label),
+                alarms=int(np.count_nonzero(alarm)),
+                independent=len(members),
                 hits=hits,
-                p_value=next(p_of_cell),
-                corrected=next(corrected),
-                needed=texts_needed(level, alpha=ALPHA / len(raw)),
-                prediction=each.prediction(level),
+                p_value=_tail(hits, len(members), level),
+                corrected=1.0,
+                needed=texts_needed(level, alpha=ALPHA / (len(chosen) * len(LEVELS))),
+                prediction=prediction,
             )
-            for level, hits in zip(LEVELS, each.hits, strict=True)
-        )
-        groups.append(Group(kind, name, cells, each.together))
+            cells.append(cell)
+        groups.append(Group(kind, name, tuple(cells), together))
+    # 3. the tests of all cells, corrected together
+    corrected = iter(holm([cell.p_value for group in groups for cell in group.cells]).tolist())
+    for i, group in enumerate(groups):
+        judged = tuple(replace(cell, corrected=next(corrected)) for cell in group.cells)
+        groups[i] = replace(group, cells=judged)
     common = {kind: str(names[0]) for kind, names in labels.items() if len(set(names)) == 1 and names[0]}
     return Audit(tuple(groups), common)
-
-
-@dataclass(frozen=True)
-class _Count:
-    """One group: alarms with near-copies as one, and what its directions tell."""
-
-    independent: int
-    hits: tuple[float, ...]
-    together: Together | None
-    directions: F32 | None
-
-    @classmethod
-    def of(cls, p: F64, z: F64, directions: F32 | None) -> _Count:
-        label: I64 = np.arange(len(p))
-        together = None
-        if directions is not None and len(p) > 1:
-            correlation = one_key.mean_correlation(directions)
-            label = one_key.copies(directions, correlation.r)
-            together = Together(
-                **asdict(one_key.key_on_kind(z, directions)),
-                r=correlation.r,
-                error=correlation.error,
-                matched=one_key.matching_correlation(directions, VERDICT_LEVEL),
-                effective_number=one_key.effective_number(len(p), correlation.r),
-                largest_block=int(np.bincount(one_key.blocks(directions)).max()),
-            )
-        members = np.bincount(label)
-        hits = tuple(float(np.sum(np.bincount(label, weights=p <= level) / members)) for level in LEVELS)
-        return cls(len(members), hits, together, directions)
-
-    def prediction(self, level: float) -> Prediction | None:
-        if self.together is None or self.directions is None:
-            return None
-        fit, matched = self.together, one_key.matching_correlation(self.directions, level)
-        return Prediction(
-            rate=fit.rate(level),
-            low=fit.rate(level, confidence=1.0 - _BOUND),
-            high=fit.rate(level, confidence=_BOUND),
-            floor=one_key.rate_ceiling(matched, level, share=0.01),
-            ceiling=one_key.rate_ceiling(matched, level),
-        )
 
 
 def _groups(
@@ -495,10 +473,6 @@ def percent(share: float) -> str:
     if value >= 9.95:
         return f"{value:.0f}%"
     return f"{value:.2g}%" if value >= 0.001 or value == 0.0 else "<0.001%"
-
-
-def _display_name(kind: str, group: str) -> str:
-    return f"{group} tokens" if kind == "length" else group
 
 
 def _observed(cell: Cell) -> str:

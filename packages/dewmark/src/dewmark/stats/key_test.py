@@ -121,13 +121,9 @@ def score_variance(evidence: Evidence) -> float:
 
     If f is linear, it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N); otherwise it takes all pairs.
     """
-    if any(evidence.kernel[1:]) or len(evidence) <= LINEAR_LIMIT:
-        return _pairwise(evidence)
-    return evidence.kernel[0] * _linear(evidence.weights.astype(np.float32), evidence.T, evidence.C)
-
-
-def _pairwise(evidence: Evidence) -> float:
     w = evidence.weights.astype(np.float32)
+    if len(evidence) > LINEAR_LIMIT and not any(evidence.kernel[1:]):
+        return evidence.kernel[0] * _linear(w, evidence.T, evidence.C)
     total = 0.0
     for i in range(0, len(w), BLOCK):
         rows = slice(i, i + BLOCK)

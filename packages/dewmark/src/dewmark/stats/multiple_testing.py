@@ -26,7 +26,7 @@ def benjamini_hochberg(p_values: PValues) -> F64:
     p = _checked(p_values)
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum.accumulate((p[order] * (len(p) / np.arange(1, len(p) + 1)))[::-1])[::-1]
-    return _in_order(np.minimum(adjusted, 1.0), order)
+    return np.minimum(adjusted, 1.0)[np.argsort(order)]
 
 
 def holm(p_values: PValues) -> F64:
@@ -34,7 +34,7 @@ def holm(p_values: PValues) -> F64:
     p = _checked(p_values)
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    return _in_order(np.minimum(adjusted, 1.0), order)
+    return np.minimum(adjusted, 1.0)[np.argsort(order)]
 
 
 def sidak_min(p_value: float, *, tests: int) -> float:
@@ -56,9 +56,3 @@ def _checked(p_values: PValues) -> F64:
     if outside.any():
         raise ConfigError(f"a p-value must lie in [0, 1], got {p[outside][0]:g}")
     return p
-
-
-def _in_order(adjusted: F64, order: NDArray[np.intp]) -> F64:
-    restored = np.empty_like(adjusted)
-    restored[order] = adjusted
-    return restored

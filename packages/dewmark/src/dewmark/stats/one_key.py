@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F32, F64, I64
-from dewmark.stats.evidence import Evidence, Factor
+from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import TINY, score_variance
 
 DIMENSIONS = 4096
@@ -65,19 +65,29 @@ def direction(evidence: Evidence) -> F32:
     # between labels ρ is 0 or 1, so that every power of the series counts alike
     first = evidence.variance if T.ndim == C.ndim == 1 else evidence.kernel[0]
     if T.ndim == 2 and C.ndim == 2:
-        entries = np.asarray((T * w[:, None]).T @ C, dtype=np.float64).ravel()
-        found, norm = _sketched_matrix(entries), float(np.linalg.norm(entries))
-    else:
-        found, norm = _sketched_labels(T, C, w), math.sqrt(variance / first)
+        found = np.asarray((T * w[:, None]).T @ C, dtype=np.float64).ravel()
+        norm = float(np.linalg.norm(found))
+        if len(found) <= DIMENSIONS:
+            found = np.concatenate((found, np.zeros(DIMENSIONS - len(found))))
+        else:
+            bucket, sign = _sketch(len(found))
+            found = np.bincount(bucket, weights=found * sign, minlength=DIMENSIONS).astype(np.float64)
+    else:  # labels are orthogonal unit vectors without end: they are hashed
+        norm = math.sqrt(variance / first)
+        if T.ndim == 1 and C.ndim == 1:
+            codes = _mixed(T.astype(np.int64).view(np.uint64)) + C.astype(np.int64).view(np.uint64)
+            entries = w
+        else:
+            labels, rows = (T, C) if T.ndim == 1 else (C, T)
+            columns = np.arange(rows.shape[1], dtype=np.uint64)
+            codes = (_mixed(labels.astype(np.int64).view(np.uint64))[:, None] + columns).ravel()
+            entries = np.asarray(rows * w[:, None], dtype=np.float32).ravel()
+        mixed = _mixed(codes)
+        sign = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
+        bucket = (mixed % np.uint64(DIMENSIONS)).astype(np.int64)
+        found = np.bincount(bucket, weights=entries * sign, minlength=DIMENSIONS).astype(np.float64)
     length = math.sqrt(first / variance) * norm  # 1 for linear scores; the sketch itself has it only nearly
     return np.asarray(found * (length / np.linalg.norm(found)), dtype=np.float32)
-
-
-def _sketched_matrix(entries: F64) -> F64:
-    if len(entries) <= DIMENSIONS:
-        return np.concatenate((entries, np.zeros(DIMENSIONS - len(entries))))
-    bucket, sign = _sketch(len(entries))
-    return np.bincount(bucket, weights=entries * sign, minlength=DIMENSIONS).astype(np.float64)
 
 
 @functools.lru_cache(maxsize=4)
@@ -85,21 +95,6 @@ def _sketch(size: int) -> tuple[I64, F64]:
     """The bucket and the sign of each entry of a matrix, (size,) each; the same everywhere."""
     rng = np.random.default_rng(0)
     return rng.integers(DIMENSIONS, size=size), rng.choice([-1.0, 1.0], size=size)
-
-
-def _sketched_labels(T: Factor, C: Factor, w: F32) -> F64:
-    """The same where one factor or both are labels, orthogonal unit vectors without end: they are hashed."""
-    if T.ndim == 1 and C.ndim == 1:
-        codes, entries = _mixed(T.astype(np.int64).view(np.uint64)) + C.astype(np.int64).view(np.uint64), w
-    else:
-        labels, rows = (T, C) if T.ndim == 1 else (C, T)
-        columns = np.arange(rows.shape[1], dtype=np.uint64)
-        codes = (_mixed(labels.astype(np.int64).view(np.uint64))[:, None] + columns).ravel()
-        entries = np.asarray(rows * w[:, None], dtype=np.float32).ravel()
-    mixed = _mixed(codes)
-    sign = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
-    bucket = (mixed % np.uint64(DIMENSIONS)).astype(np.int64)
-    return np.bincount(bucket, weights=entries * sign, minlength=DIMENSIONS).astype(np.float64)
 
 
 def _mixed(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -230,12 +225,8 @@ class KeyOnKind:
 
     def rate(self, level: float, *, confidence: float = 0.5) -> float:
         """The share of such texts with p ≤ level; with this confidence it is not higher."""
-        return self.share_above(-float(ndtri(level)), confidence=confidence)
-
-    def share_above(self, z: float, *, confidence: float = 0.5) -> float:
-        """The share of such texts that score z or higher; with this confidence it is not higher."""
         mean = self.mean + self.sd * float(ndtri(confidence))
-        return float(ndtr((mean - z) / self.spread))
+        return float(ndtr((mean + float(ndtri(level))) / self.spread))
 
 
 def key_on_kind(z: F64, m: F32) -> KeyOnKind:

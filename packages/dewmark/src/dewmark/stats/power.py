@@ -6,18 +6,18 @@ texts found is Φ((mean √L − z_α) / √(1 + spread² L)), z_α = −Φ⁻¹
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from scipy.special import ndtr, ndtri
+
+from dewmark.types import Plain
 
 __all__ = ["Strength"]
 
 
 @dataclass(frozen=True, slots=True)
-class Strength:
+class Strength(Plain):
     """m ~ N(``mean``, ``spread``²) per effective token, measured on ``texts`` marked texts."""
 
     mean: float
@@ -28,7 +28,3 @@ class Strength:
         """The share of marked texts of this effective length with p < ``fpr``."""
         L = max(effective_length, 0.0)
         return float(ndtr((self.mean * math.sqrt(L) + ndtri(fpr)) / math.sqrt(1.0 + self.spread**2 * L)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)

@@ -91,12 +91,8 @@ class Units:
     def __len__(self) -> int:
         return len(self.place)
 
-    def __getitem__(self, part: slice) -> Units:
+    def __getitem__(self, part: slice | NDArray[np.bool_]) -> Units:
         return Units(self.place[part], self.pair[part], self.weight[part])
-
-    def where(self, mask: NDArray[np.bool_]) -> Units:
-        """The units for which ``mask`` (n,) is true."""
-        return Units(self.place[mask], self.pair[mask], self.weight[mask])
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,19 @@ class Search:
         self._evidence, self._draws = evidence, draws
         self.units = Units.of(evidence)
         self._step = REACH if len(self.units) > 2 * REACH else max(len(self.units), 1)
-        family = _family(len(self.units), longest=self._step)
+        # 1. the windows of a text of this length: 1/(number of lengths) of the error for those of each length
+        length, longest = len(self.units), max(self._step, SHORTEST)
+        count = math.ceil(math.log(longest / SHORTEST) / math.log(_RATIO)) + 1
+        sizes = np.unique(np.geomspace(SHORTEST, longest, count).round().astype(np.int64))
+        sizes = sizes[sizes <= length]
+        parts = []
+        for size in sizes.tolist():
+            start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
+            start = np.union1d(start, [length - size])  # windows of every length cover the last units
+            share = np.full(len(start), 1.0 / (len(sizes) * len(start)))
+            parts.append(_Windows(start, start + size, share))
+        family = _concatenate(parts)
+        # 2. those that are effectively long enough, chunk by chunk
         kept, deviations = [], [np.zeros(0)]
         for begin, chunk in self._chunks():
             mine = family.where((family.start >= begin) & (family.start < begin + self._step)).shifted(-begin)
@@ -178,13 +186,11 @@ class Search:
 
     def _chunks(self) -> Iterator[tuple[int, _Chunk]]:
         """Overlapping parts of the text and where they begin; only one is in memory at a time."""
+        if self._step >= len(self.units) > 0:
+            yield 0, self._whole
+            return
         for begin in range(0, len(self.units), self._step):
-            yield begin, self._chunk(begin)
-
-    def _chunk(self, begin: int) -> _Chunk:
-        if self._step < len(self.units):
-            return _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
-        return self._whole
+            yield begin, _Chunk(self._evidence, self.units[begin : begin + 2 * self._step])
 
     @functools.cached_property
     def _whole(self) -> _Chunk:
@@ -296,7 +302,13 @@ def _found(
         for w in unchecked:
             check(w)
     segments, outside = [], np.ones(len(units), dtype=bool)
-    for members in _merge_neighbours(windows, chosen, gain):
+    groups: list[list[int]] = []  # neighbours, if the gap between them loses less than a segment costs
+    for w in chosen:
+        if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
+            groups[-1].append(w)
+        else:
+            groups.append([w])
+    for members in groups:
         start, end = int(windows.start[members[0]]), int(windows.end[members[-1]])
         outside[start:end] = False
         own = test(restrict(evidence, units[start:end]))
@@ -319,7 +331,7 @@ def rest_of(
     evidence: Evidence, units: Units, outside: NDArray[np.bool_], windows: Scan, chosen: Sequence[int]
 ) -> Rest:
     """Test the units outside the segments that the ``chosen`` windows make up."""
-    rest, inside = (restrict(evidence, units.where(mask)) for mask in (outside, ~outside))
+    rest, inside = (restrict(evidence, units[mask]) for mask in (outside, ~outside))
     if len(rest) == 0:
         return Rest(0, 0.0, 0.0, 1.0, 1.0)
     V, V_0, V_1 = (score_variance(each) for each in (restrict(evidence, units), rest, inside))
@@ -410,19 +422,6 @@ def _concatenate(parts: Sequence[_Windows]) -> _Windows:
     )
 
 
-def _family(length: int, *, longest: int) -> _Windows:
-    """The windows of a text of ``length`` scored units, up to ``longest`` units long."""
-    count = math.ceil(math.log(max(longest / SHORTEST, 1.0)) / math.log(_RATIO)) + 1
-    sizes = np.unique(np.geomspace(SHORTEST, max(longest, SHORTEST), count).round().astype(np.int64))
-    sizes = sizes[sizes <= length]
-    parts = []
-    for size in sizes.tolist():
-        start = np.arange(0, length - size + 1, max(size // _STEPS, 1))
-        start = np.union1d(start, [length - size])  # windows of every length cover the last units
-        parts.append(_Windows(start, start + size, np.full(len(start), 1.0 / (len(sizes) * len(start)))))
-    return _concatenate(parts)
-
-
 class _Chunk:
     """Consecutive scored units and the covariance of their scores over keys."""
 
@@ -474,7 +473,11 @@ class _Chunk:
         thresholds = -ndtri(tails)[:, :, None]
         for i in range(0, draws, BATCH):
             chosen, u = passing[i : i + BATCH], depth[i : i + BATCH]
-            free = self._sums(factor @ rng.standard_normal((len(factor), len(chosen))), windows) / sd
+            # weighted sums (W, draws) of scores drawn for the distinct pairs
+            scores = factor @ rng.standard_normal((len(factor), len(chosen)))
+            total = np.zeros((len(self._pair) + 1, len(chosen)))
+            np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
+            free = (total[windows.end] - total[windows.start]) / sd
             rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
             correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
             own = free[chosen, np.arange(len(chosen))]
@@ -486,12 +489,6 @@ class _Chunk:
                 shifted += free
                 out[i : i + BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
         return out
-
-    def _sums(self, scores: F64, windows: _Windows) -> F64:
-        """Weighted sums (W, M) over windows, for M draws of the scores of distinct pairs (N, M)."""
-        total = np.zeros((len(self._pair) + 1, scores.shape[1]))
-        np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
-        return total[windows.end] - total[windows.start]
 
 
 def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
@@ -513,17 +510,6 @@ def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
     if not chosen and len(order):  # significant, but likely nowhere: take the least unlikely window
         chosen = [int(order[np.argmax(value)])]
     return chosen[::-1]
-
-
-def _merge_neighbours(windows: Scan, chosen: list[int], gain: F64) -> list[list[int]]:
-    """Group windows if the gap between them loses less than a segment costs."""
-    groups: list[list[int]] = []
-    for w in chosen:
-        if groups and gain[windows.start[w]] - gain[windows.end[groups[-1][-1]]] > -COST:
-            groups[-1].append(w)
-        else:
-            groups.append([w])
-    return groups
 
 
 def restrict(evidence: Evidence, units: Units) -> Evidence:

@@ -14,6 +14,7 @@ failure says what was expected; checks that cannot run here (no CUDA, no evidenc
 
 from __future__ import annotations
 
+import contextlib
 import unittest
 from dataclasses import dataclass
 
@@ -55,21 +56,17 @@ class Report:
 
 def check_scheme(scheme: Scheme, *, tokens: int = 200, keys: int = 200) -> Report:
     """Run every check on a scheme, with texts of ``tokens`` tokens and ``keys`` random keys."""
-    trial = Trial(scheme, tokens=tokens, keys=keys)
-    try:
-        return Report(scheme.name, tuple(_run(check, trial) for check in CHECKS))
-    finally:
-        trial.close()
-
-
-def _run(check: Check, trial: Trial) -> CheckOutcome:
-    name = check.__name__
-    try:
-        check(trial)
-    except unittest.SkipTest as reason:
-        return CheckOutcome(name, "skipped", str(reason))
-    except AssertionError as error:
-        return CheckOutcome(name, "failed", str(error))
-    except Exception as error:  # noqa: BLE001 - any error of a scheme is a failure
-        return CheckOutcome(name, "failed", f"{type(error).__name__}: {error}")
-    return CheckOutcome(name, "passed")
+    outcomes = []
+    with contextlib.closing(Trial(scheme, tokens=tokens, keys=keys)) as trial:
+        for check in CHECKS:
+            outcome, message = "passed", ""
+            try:
+                check(trial)
+            except unittest.SkipTest as reason:
+                outcome, message = "skipped", str(reason)
+            except AssertionError as error:
+                outcome, message = "failed", str(error)
+            except Exception as error:  # noqa: BLE001 - any error of a scheme is a failure
+                outcome, message = "failed", f"{type(error).__name__}: {error}"
+            outcomes.append(CheckOutcome(check.__name__, outcome, message))
+    return Report(scheme.name, tuple(outcomes))

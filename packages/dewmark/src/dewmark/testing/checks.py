@@ -41,7 +41,6 @@ from dewmark.errors import (
 )
 from dewmark.registry import SCHEMES
 from dewmark.scheme import Needs, Scheme, State
-from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
 from dewmark.testing.trial import VOCABULARY, Trial
@@ -142,8 +141,13 @@ def keeps_its_secret(trial: Trial) -> None:
 
 def padding_changes_nothing(trial: Trial) -> None:
     """A row is marked in a left-padded batch as it is alone, with an attention mask and without."""
-    if trial.scheme.needs.drafts:
-        _row_order_changes_nothing(trial)
+    if trial.scheme.needs.drafts:  # a prompt gives the same text at either end of a batch of other lengths
+        prompts = [trial.prompts[row] for row in _ROWS]
+        wanted = trial.write(prompts, trial.bound, tokens=_SHORT, first_seed=7)
+        others = prompts[:0:-1]
+        # so that the last row has the seed that the first had
+        found = trial.write([*others, prompts[0]], trial.bound, tokens=_SHORT, first_seed=7 - len(others))
+        expect(found[-1] == wanted[0], "expected the same text for a prompt as the first and last of a batch")
         return
     for what, processor in (("session", False), ("processor", True)):
         together = trial.steps(_ROWS, processor=processor, mask=True)
@@ -350,12 +354,16 @@ def exported_detector_agrees(trial: Trial) -> None:
     """A detector that was written to a folder and loaded again agrees, without the key and the weights."""
     texts = [*trial.marked[:4], *trial.nulls["the host's own text"][:2]]
     folder = trial.folder / "exported"
+
+    def no_weights() -> NoReturn:
+        raise ModelError("a detector must not ask for the host's embeddings")
+
     Detector(trial.bound).save(folder)
     if trial.scheme.name in SCHEMES and not trial.scheme.needs.host_at_detection:
         detector = Detector.load(folder).scheme
     else:
         bundle = load_bundle(folder / "state")
-        host = dataclasses.replace(trial.host.info, embeddings=_no_weights)
+        host = dataclasses.replace(trial.host.info, embeddings=no_weights)
         state = State(meta=bundle.meta, arrays=bundle.arrays)
         detector = trial.scheme.restore(state, host, trial.bound.fingerprint, trial.workspace)
     expect(detector.config_hash == trial.bound.config_hash, "config_hash: expected that of the export")
@@ -405,11 +413,23 @@ def evidence_has_the_moments_it_claims(trial: Trial) -> None:
             found = [evidence_of(bound, [text], [prompt])[0] for bound in trial.others]
         except ConfigError as reason:
             raise unittest.SkipTest(str(reason)) from None
+        tokens = len(text.ids)
         for evidence in found:
-            _expect_complete(evidence, kind, tokens=len(text.ids))
+            expect(
+                len(evidence) > 0, f"{kind}: expected evidence in a text of {tokens} tokens, there is none"
+            )
+            expect(
+                len(evidence.positions) == tokens and int(evidence.positions.max()) == evidence.pairs - 1,
+                f"{kind}: expected positions to give the pair of each of {tokens} tokens, or -1",
+            )
         # the whole sum, and one in which neighbouring pairs count against each other
         for what, sign in (("sum", 1.0), ("difference", -1.0)):
-            sums = np.array([_standardized(evidence, sign) for evidence in found])
+            standardized = []
+            for evidence in found:
+                weights = evidence.weights * np.where(np.arange(len(evidence)) % 2 == 0, 1.0, sign)
+                weighted = dataclasses.replace(evidence, weights=weights)
+                standardized.append(weighted.total / math.sqrt(score_variance(weighted)))
+            sums = np.array(standardized)
             mean, variance = float(sums.mean()), float(sums.var(ddof=1))
             margin = _SIGMAS / math.sqrt(len(sums))
             expect(
@@ -502,32 +522,3 @@ def _expect_same(found: Sequence[Detection], expected: Sequence[Detection], what
     )
     for name, number, within in numbers:
         expect_close([*map(number, found)], [*map(number, expected)], f"{name} {what}", within=within)
-
-
-def _expect_complete(evidence: Evidence, kind: str, *, tokens: int) -> None:
-    expect(len(evidence) > 0, f"{kind}: expected evidence in a text of {tokens} tokens, there is none")
-    expect(
-        len(evidence.positions) == tokens and int(evidence.positions.max()) == evidence.pairs - 1,
-        f"{kind}: expected positions to give the pair of each of {tokens} tokens, or -1",
-    )
-
-
-def _standardized(evidence: Evidence, sign: float) -> float:
-    """Σ w_i s_i over its claimed standard deviation, with every other weight multiplied by ``sign``."""
-    weights = evidence.weights * np.where(np.arange(len(evidence)) % 2 == 0, 1.0, sign)
-    weighted = dataclasses.replace(evidence, weights=weights)
-    return weighted.total / math.sqrt(score_variance(weighted))
-
-
-def _no_weights() -> NoReturn:
-    raise ModelError("a detector must not ask for the host's embeddings")
-
-
-def _row_order_changes_nothing(trial: Trial) -> None:
-    """A prompt gives the same text at either end of a batch of prompts of other lengths."""
-    prompts = [trial.prompts[row] for row in _ROWS]
-    wanted = trial.write(prompts, trial.bound, tokens=_SHORT, first_seed=7)
-    others = prompts[:0:-1]
-    # so that the last row has the seed that the first had
-    found = trial.write([*others, prompts[0]], trial.bound, tokens=_SHORT, first_seed=7 - len(others))
-    expect(found[-1] == wanted[0], "expected the same text for a prompt as the first and the last of a batch")

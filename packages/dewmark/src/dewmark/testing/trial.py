@@ -88,11 +88,12 @@ class Trial:
     @functools.cached_property
     def nulls(self) -> dict[str, list[str]]:
         """Unmarked texts by kind; careless p-values fail on the repetitive ones."""
+        decode = self.host.info.tokenizer.decode
         drawn, times = functools.partial(_random_ids, self.host, random.Random(1)), self.tokens // 40 + 1
         return {
             "the host's own text": _unmarked(self.host, self.tokens),
-            "random tokens": _decode(self.host, [drawn(self.tokens) for _ in range(TEXTS)]),
-            "repetitive text": _decode(self.host, [drawn(40) * times for _ in range(TEXTS)]),
+            "random tokens": decode([drawn(self.tokens) for _ in range(TEXTS)]),
+            "repetitive text": decode([drawn(40) * times for _ in range(TEXTS)]),
         }
 
     @functools.cached_property
@@ -177,7 +178,7 @@ def host_for(scheme: Scheme) -> FakeHost:
 @functools.cache
 def _prompts(host: FakeHost) -> list[str]:
     rng = random.Random(0)
-    return _decode(host, [_random_ids(host, rng, 1 + i % 9) for i in range(TEXTS)])
+    return host.info.tokenizer.decode([_random_ids(host, rng, 1 + i % 9) for i in range(TEXTS)])
 
 
 @functools.cache
@@ -196,10 +197,6 @@ def _write(
 
 def _random_ids(host: FakeHost, rng: random.Random, count: int) -> list[int]:
     return rng.choices(np.flatnonzero(host.info.markable).tolist(), k=count)
-
-
-def _decode(host: FakeHost, rows: list[list[int]]) -> list[str]:
-    return host.info.tokenizer.decode(rows)
 
 
 def _secret(name: str) -> bytes:

@@ -73,16 +73,29 @@ def _before(step: I64, places: I64, *, last: bool) -> I64:
 def clean(text: str) -> Cleaned:
     """The text without markup, invisible characters and disguises."""
     steps: list[I64] = []
+    # 1. what no reader sees, each kind in the text without those before it
     for find in (_markup, _line_numbers, _hyphens, _invisible, _narrow_kana):
-        edits = list(find(text))
-        if edits:
-            text, step = _apply(text, edits)
-            steps.insert(0, step)
+        pieces: list[str] = []
+        rows: list[tuple[int, int, int, int]] = []
+        at = length = 0
+        for start, end, new in find(text):
+            pieces += (text[at:start], new)
+            length += start - at
+            rows.append((start, end, length, length + len(new)))
+            at, length = end, length + len(new)
+        if rows:
+            text = "".join((*pieces, text[at:]))
+            steps.insert(0, np.array(rows, dtype=np.int64))
+    # 2. disguised letters
     if not text.isascii():
         if not styles().keys().isdisjoint(map(ord, set(text))):
             text = text.translate(styles())
         text = _same_alphabet(text)
-    return Cleaned(_real_spaces(text), tuple(steps))
+    # 3. underscores and unusual spaces, where a text has more of them than of ordinary ones
+    joined = "_" in text or not (text.isascii() or _JOINTS.isdisjoint(text))
+    if joined and len(_JOINED.findall(text)) > text.count(" "):
+        text = _JOINED.sub(" ", text)
+    return Cleaned(text, tuple(steps))
 
 
 def tokenize_cleaned(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Tokenized]:
@@ -94,18 +107,6 @@ def tokenize_cleaned(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Tokeniz
         Tokenized(text, tokens.ids, tuple(each.original(tokens.offsets)))
         for text, each, tokens in zip(given, cleaned, made, strict=True)
     ]
-
-
-def _apply(text: str, edits: Sequence[Edit]) -> tuple[str, I64]:
-    pieces: list[str] = []
-    rows: list[tuple[int, int, int, int]] = []
-    at = length = 0
-    for start, end, new in edits:
-        pieces += (text[at:start], new)
-        length += start - at
-        rows.append((start, end, length, length + len(new)))
-        at, length = end, length + len(new)
-    return "".join((*pieces, text[at:])), np.array(rows, dtype=np.int64)
 
 
 # Markup
@@ -142,20 +143,17 @@ def _markup(text: str) -> Iterator[Edit]:
     if not ("<" in text or "&" in text or "](" in text or "**" in text or "~~" in text):
         return
     for match in _MARKUP.finditer(text):
-        new = _meaning(match)
-        if new is not None:
-            yield (*match.span("target" if match["target"] else 0), new)
-
-
-def _meaning(match: regex.Match[str]) -> str | None:
-    """What a reader sees instead of markup; None if it is not markup after all."""
-    if match["tag"] is not None:
-        name = match["name"].lower()
-        return "" if name in _INLINE else "\n" if name in _BLOCK else None
-    if match["entity"] is not None:
-        name = match.group()[1:].replace("amp;", "")
-        return html.unescape(f"&{name}") if name[:1] in ("", "#") else html5.get(name)
-    return "\n" if match["hidden"] or match["declaration"] else ""
+        seen: str | None = ""  # what a reader sees instead; None if it is not markup after all
+        if match["tag"] is not None:
+            name = match["name"].lower()
+            seen = "" if name in _INLINE else "\n" if name in _BLOCK else None
+        elif match["entity"] is not None:
+            name = match.group()[1:].replace("amp;", "")
+            seen = html.unescape(f"&{name}") if name[:1] in ("", "#") else html5.get(name)
+        elif match["hidden"] or match["declaration"]:
+            seen = "\n"
+        if seen is not None:
+            yield (*match.span("target" if match["target"] else 0), seen)
 
 
 # Lines
@@ -303,9 +301,19 @@ def alphabets() -> _Alphabets:
 
 def _same_alphabet(text: str) -> str:
     """Words that mix alphabets, written in the one that they belong to."""
-    if alphabets().latin.keys().isdisjoint(set(text)) or not _LATIN.search(text):
+    known = alphabets()
+    if known.latin.keys().isdisjoint(set(text)) or not _LATIN.search(text):
         return text
-    main = _main_alphabet(text)
+    # 1. the main alphabet is that of most letters that look like none of another alphabet
+    counts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if _LATIN.match(letter):
+            counts["Latin"] += 0 if letter in known.other["Cyrillic"] else count
+        elif letter not in known.latin:
+            for name, pattern in _SCRIPT.items():
+                counts[name] += count if pattern.match(letter) else 0
+    main = max(("Latin", *_SCRIPTS), key=counts.__getitem__)
+    # 2. words that mix alphabets, and if there are several, those of look-alikes only
     pieces: list[str] = []
     alone: list[tuple[int, str]] = []  # (piece, replacement) of words that consist of look-alikes only
     at = mixed = 0
@@ -327,19 +335,6 @@ def _same_alphabet(text: str) -> str:
         for place, plain in alone:
             pieces[place] = plain
     return "".join((*pieces, text[at:]))
-
-
-def _main_alphabet(text: str) -> str:
-    """The alphabet of most letters that look like none of another alphabet."""
-    known = alphabets()
-    counts: Counter[str] = Counter()
-    for letter, count in Counter(text).items():
-        if _LATIN.match(letter):
-            counts["Latin"] += 0 if letter in known.other["Cyrillic"] else count
-        elif letter not in known.latin:
-            for name, pattern in _SCRIPT.items():
-                counts[name] += count if pattern.match(letter) else 0
-    return max(("Latin", *_SCRIPTS), key=counts.__getitem__)
 
 
 @functools.lru_cache(maxsize=1 << 15)
@@ -368,13 +363,3 @@ _ODD_SPACE = regex.compile(
     r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000] (?<=[\p{L},.;:!?)\]”’'\"].) (?=[\p{L}\p{N}])", _FLAGS
 )
 _JOINED = regex.compile(rf"[{''.join(_JOINTS)}] (?<=[\p{{L}}\p{{N}}].) (?=[\p{{L}}\p{{N}}])", _FLAGS)
-
-
-def _real_spaces(text: str) -> str:
-    """Underscores and unusual spaces as spaces, where a text has more of them than of ordinary ones."""
-    if "_" not in text and (text.isascii() or _JOINTS.isdisjoint(text)):
-        return text
-    if len(_JOINED.findall(text)) <= text.count(" "):
-        return text
-    spaced: str = _JOINED.sub(" ", text)
-    return spaced

@@ -21,7 +21,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 import regex
@@ -65,8 +64,16 @@ def _shares(texts: Sequence[str]) -> list[F64 | None]:
 
     That of no language is 0.
     """
-    samples = [clean(_sample(text)).text for text in texts]
-    telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
+    # 1. a sample of each: the whole text, or evenly spread pieces of a long one
+    samples = []
+    for text in texts:
+        if len(text) > _PIECES * _PIECE:
+            step = (len(text) - _PIECE) // (_PIECES - 1)
+            text = " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
+        samples.append(clean(text).text)
+    # 2. the model's probabilities of those with enough letters
+    lengths = [sum(len(run.encode()) for run in _LETTERS.findall(sample)) for sample in samples]
+    telling = [i for i, length in enumerate(lengths) if length >= _MIN_BYTES]
     shares: list[F64 | None] = [None] * len(texts)
     model = _model()
     for first in range(0, len(telling), _AT_ONCE):
@@ -79,15 +86,6 @@ def _shares(texts: Sequence[str]) -> list[F64 | None]:
     return shares
 
 
-def _has_letters(sample: str) -> bool:
-    letters = 0
-    for run in _LETTERS.finditer(sample):
-        letters += len(run.group().encode())
-        if letters >= _MIN_BYTES:
-            return True
-    return False
-
-
 def language_name(code: str) -> str:
     """The English name of a language, or its code if that is not one of those recognised here."""
     return recognised_languages().get(code, code)
@@ -98,14 +96,6 @@ def recognised_languages() -> dict[str, str]:
     """The English names of the languages that are recognised, by code."""
     file = resources.files("dewmark") / "data" / "languages.txt"
     return dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines())
-
-
-def _sample(text: str) -> str:
-    """The whole text, or evenly spread pieces of a long one."""
-    if len(text) > _PIECES * _PIECE:
-        step = (len(text) - _PIECE) // (_PIECES - 1)
-        text = " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
-    return text
 
 
 def _model() -> LanguageIdentifier:
@@ -157,16 +147,17 @@ class LanguagePolicy:
         """The language of each text; no text is read if the scheme does not depend on it."""
         if self.known is None:
             return [TextLanguage()] * len(texts)
-        return [self._read(shares, self.known) for shares in _shares(texts)]
+        found = []
+        for shares in _shares(texts):
+            best = _likeliest(shares)
+            refused = not self.every and _knows(shares, self.known | self.audited) is False
+            code = None if best == UNDETERMINED else best
+            found.append(TextLanguage(code, _knows(shares, self.known), refused))
+        return found
 
     def judge(self, texts: Sequence[str], detections: Sequence[Detection]) -> list[Detection]:
         """The detections of these texts with their languages, and without verdicts in refused ones."""
         return [each.applied(found) for each, found in zip(self.read(texts), detections, strict=True)]
-
-    def _read(self, shares: F64 | None, known: frozenset[str]) -> TextLanguage:
-        best = _likeliest(shares)
-        refused = not self.every and _knows(shares, known | self.audited) is False
-        return TextLanguage(None if best == UNDETERMINED else best, _knows(shares, known), refused)
 
 
 def _likeliest(shares: F64 | None) -> str:
@@ -213,7 +204,8 @@ class LanguageIdentifier:
 
     def probabilities(self, texts: Sequence[str]) -> F32:
         """The probability of each label in each text (texts, labels); all alike where nothing tells."""
-        data = [_normalised(text) for text in texts]
+        lowered = [text.lower() if text.isupper() else text for text in texts]
+        data = [unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass") for text in lowered]
         lengths = np.array([len(each) for each in data], dtype=np.int64)
         visited = self._features.take(self._states(np.frombuffer(_BREAK.join((*data, b"")), np.uint8)))
         told = np.flatnonzero(visited >= 0)
@@ -245,15 +237,11 @@ class LanguageIdentifier:
         return states
 
 
-def _normalised(text: str) -> bytes:
-    text = text.lower() if text.isupper() else text
-    return unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
-
-
 @functools.cache
 def _load() -> LanguageIdentifier:
     """The packaged model: unpacked tables from the cache, where the first use writes them."""
     from py3langid.langid import MODEL_DIR, MODEL_FILE
+    from py3langid.modelio import load_model
 
     packed = MODEL_DIR / MODEL_FILE
     about = packed.stat()
@@ -262,12 +250,7 @@ def _load() -> LanguageIdentifier:
         bundle = load_bundle(folder, verify=False)
         return LanguageIdentifier(bundle.arrays, classes=bundle.meta["classes"], depth=bundle.meta["depth"])
     except (ArtifactError, KeyError):
-        return _unpack(packed, folder)
-
-
-def _unpack(packed: Path, folder: Path) -> LanguageIdentifier:
-    from py3langid.modelio import load_model
-
+        pass
     logs, prior, classes, moves, rows, features = load_model(packed)
     arrays = {
         "moves": np.asarray(moves).reshape(-1, 256),

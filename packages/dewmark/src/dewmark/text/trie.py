@@ -34,7 +34,6 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -106,33 +105,20 @@ def load_trie(
     """The trie of a tokenizer over a lexicon with this identity, built once and cached."""
     name = f"{_LAYOUT}|{VERSION}|{identity}|{tokenizer.identity}|{vocab_size}"
     path = workspace.cache / "tries" / hashlib.sha256(name.encode()).hexdigest()[:20]
-    try:
-        return _read(path)
-    except ArtifactError:
-        pass
+    with contextlib.suppress(ArtifactError, KeyError, TypeError):
+        bundle = load_bundle(path)
+        return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
     workspace.progress("building the trie", 0, 1)
     spelled = Spelling(tokenizer, vocab_size)
     characters = set(map(chr, simplified())).union(*forms, *units())
     written = sorted(characters.union(*map(str.upper, characters)))
     split = spelled.split(list(filter(_NOT_ASCII.match, written)))
     built = build_trie(forms, spelled.pieces, special=tokenizer.special_ids, split=split)
+    arrays = {field.name: getattr(built, field.name) for field in fields(built) if field.name != "vocab_size"}
     with contextlib.suppress(StorageError):  # a full or read-only disk: build it again next time
-        _save(built, path)
+        save_bundle(path, meta={"vocab_size": vocab_size}, arrays=arrays)
     workspace.progress("building the trie", 1, 1)
     return built
-
-
-def _save(trie: Trie, path: Path) -> None:
-    arrays = {field.name: getattr(trie, field.name) for field in fields(trie) if field.name != "vocab_size"}
-    save_bundle(path, meta={"vocab_size": trie.vocab_size}, arrays=arrays)
-
-
-def _read(path: Path) -> Trie:
-    bundle = load_bundle(path)
-    try:
-        return Trie(**bundle.arrays, vocab_size=int(bundle.meta["vocab_size"]))
-    except (KeyError, TypeError):
-        raise ArtifactError(f"{path} contains no trie: delete it and run again") from None
 
 
 def build_trie(
@@ -471,12 +457,17 @@ class _Effects(NamedTuple):
                     added.append(piece[:i].translate(simplified()))  # as `words` finds units
                 if _SIGN.fullmatch(piece) or _SIGN_AND_DIGIT.match(piece):
                     numeric.append(token)
-                found = _after(piece)
-                after[token] = found.state
-                if found.whole is not None:
-                    held.append((token, found.whole))
-                if found.opened is not None:
-                    opened.append((token, found.opened))
+                # after the break: the state, a whole word in the piece, and the word that it opens
+                inside = [] if _UNDECODED in piece else words(piece)
+                forms = [word.form for word in inside]
+                rest = piece[inside[-1].end :] if inside else piece
+                if inside and (not rest or _ONE_JOINING.fullmatch(rest)):
+                    opened.append((token, forms.pop() + (_form(rest) if rest else "")))
+                    after[token] = ENDED if rest else UNKNOWN
+                elif _UNDECODED in piece:
+                    after[token] = UNKNOWN
+                if forms:
+                    held.append((token, forms[0 if _UNSPACED.search(piece) else -1]))
         tokens = np.array([token for token, _ in opened], dtype=np.int64)
         found_states = states.find([form for _, form in opened])
         after[tokens] = found_states
@@ -494,14 +485,6 @@ class _Effects(NamedTuple):
         after[begins] = _state(steps.after[steps.before == 0])
         continued, joins, counts = (np.array(each, dtype=np.int64) for each in (continuing, joining, numeric))
         return cls(breaks, after, inner, added, continued, joins, counts, factors, terms)
-
-
-class _After(NamedTuple):
-    """After a piece that begins with a break: the state, a whole word in it, and the word that it opens."""
-
-    state: int
-    whole: str | None = None
-    opened: str | None = None
 
 
 def _form(piece: str) -> str:
@@ -524,23 +507,6 @@ def _begins_with_break(piece: str) -> bool:
     # one sign that does not join a letter with what follows
     follows_letter = first is not None and _LETTER.match(first.group()) is not None
     return _SIGN.match(head) is not None and not (_ONE_JOINING.fullmatch(head) and follows_letter)
-
-
-def _after(piece: str) -> _After:
-    if _UNDECODED in piece:
-        return _After(UNKNOWN)
-    found = words(piece)
-    if not found:
-        return _After(CLOSED)
-    *before, last = [word.form for word in found]
-    rest = piece[found[-1].end :]
-    scored = 0 if _UNSPACED.search(piece) else -1
-    whole = before[scored] if before else None
-    if not rest:
-        return _After(UNKNOWN, whole, last)
-    if _ONE_JOINING.fullmatch(rest):
-        return _After(ENDED, whole, last + _form(rest))
-    return _After(CLOSED, [*before, last][scored])
 
 
 # Transitions
@@ -567,28 +533,15 @@ def _transitions(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
         parts.append((_state(u)[pair], tokens[token], _state(v)[pair]))
     # the first of equal ones counts: of those of a token that extends a word in part, the longest
     cut = known.cut
-    parts += [(_state(cut.before), cut.tokens, _state(cut.after)), _signs(known, effects)]
+    parts.append((_state(cut.before), cut.tokens, _state(cut.after)))
+    # signs where they join nothing, and tokens that begin with one and open a word
+    written = zip(effects.continuing.tolist(), effects.added, strict=True)
+    begins = [(token, form[1:]) for token, form in written if len(form) > 1 and form[0] in _JOINING_SIGNS]
+    beginning, opened = np.array([token for token, _ in begins], dtype=np.int64), [form for _, form in begins]
+    signs, numbers = len(effects.joining), len(effects.numeric)
+    for state in (CLOSED, ENDED):
+        parts.append((np.full(signs, state), effects.joining, np.full(signs, CLOSED)))
+        parts.append((np.full(len(begins), state), beginning, known.find(opened)))
+    parts.append((np.full(numbers, UNKNOWN), effects.numeric, np.full(numbers, UNKNOWN)))
     states, moved, targets = (np.concatenate([part[i] for part in reversed(parts)]) for i in range(3))
     return states, moved, targets
-
-
-def _signs(known: _States, effects: _Effects) -> tuple[I64, I64, I64]:
-    """Transitions of signs where they join nothing, and of tokens that begin with one and open a word."""
-    joining, numeric = effects.joining, effects.numeric
-    states = [np.full(len(joining), state) for state in (CLOSED, ENDED)]
-    targets = [np.full(len(joining), CLOSED)] * 2
-    tokens = [joining, joining, numeric]
-    states.append(np.full(len(numeric), UNKNOWN))
-    targets.append(np.full(len(numeric), UNKNOWN))
-    begins = [
-        (token, form[1:])
-        for token, form in zip(effects.continuing.tolist(), effects.added, strict=True)
-        if len(form) > 1 and form[0] in _JOINING_SIGNS
-    ]
-    if begins:
-        nodes = known.find([form for _, form in begins])
-        for state in (CLOSED, ENDED):
-            states.append(np.full(len(begins), state))
-            tokens.append(np.array([token for token, _ in begins]))
-            targets.append(nodes)
-    return np.concatenate(states), np.concatenate(tokens), np.concatenate(targets)

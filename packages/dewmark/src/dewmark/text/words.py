@@ -147,7 +147,13 @@ def words(text: str) -> list[Word]:
 def places_and_forms(text: str) -> tuple[Places, list[str]]:
     """The (start, end) of each word of a text, and its form."""
     cleaned = clean(text)
-    forms = _forms(cleaned.text)
+    unusual, word = _plain_text()
+    plain = not unusual.search(cleaned.text)
+    written = word.findall(cleaned.text) if plain else []
+    if plain and max(map(len, written), default=0) <= 4 * MAX_FORM:
+        forms = list(filter(None, map(form_of, written)))  # those of `cut`, in a third of the time
+    else:
+        forms = [each.form for each in cut(cleaned.text)]
     return Places(cleaned, len(forms)), forms
 
 
@@ -178,19 +184,23 @@ class Places(Sequence[tuple[int, int]]):
 
 def cut(text: str) -> list[Word]:
     """The words of a text that is clean already."""
+    letters = text.translate(_LETTERS)
+    spans = [match.span() for match in _WORD.finditer(letters)]
+    if any(script in letters for script in "cCtT"):
+        # a word of a script without spaces goes on while it is the beginning of a unit
+        runs, spans, known = spans, [], _beginnings()
+        for start, end in runs:
+            if letters[start] not in "cCtT":
+                spans.append((start, end))
+                continue
+            plain, first = text[start:end].translate(simplified()), 0
+            for i in range(1, len(plain) + 1):
+                if i == len(plain) or plain[first : i + 1] not in known:
+                    spans.append((start + first, start + i))
+                    first = i
     most = 4 * MAX_FORM
-    found = [(i, j, form_of(text[i : min(j, i + most)])) for i, j in _spans(text)]
+    found = [(i, j, form_of(text[i : min(j, i + most)])) for i, j in spans]
     return [Word(*each) for each in found if each[2]]
-
-
-def _forms(text: str) -> list[str]:
-    """The forms of the words of a clean text: those of `cut`, in a third of the time for plain Latin text."""
-    unusual, word = _plain_text()
-    if not unusual.search(text):
-        written = word.findall(text)
-        if max(map(len, written), default=0) <= 4 * MAX_FORM:
-            return list(filter(None, map(form_of, written)))
-    return [each.form for each in cut(text)]
 
 
 @functools.cache
@@ -242,30 +252,6 @@ def open_tail(text: str) -> str:
     """The end of a text that can still change when text is appended; all words before it are final."""
     hard = _HARD.search(text)
     return text[hard.end() :] if hard else text
-
-
-def _spans(text: str) -> list[tuple[int, int]]:
-    letters = text.translate(_LETTERS)
-    found = [match.span() for match in _WORD.finditer(letters)]
-    if not any(script in letters for script in "cCtT"):
-        return found
-    cut_up: list[tuple[int, int]] = []
-    for start, end in found:
-        if letters[start] not in "cCtT":
-            cut_up.append((start, end))
-            continue
-        cut_up += _units_of(text, start, end)
-    return cut_up
-
-
-def _units_of(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The words of a run of a script without spaces: each goes on while it is the beginning of a unit."""
-    known, plain = _beginnings(), text[start:end].translate(simplified())
-    first = 0
-    for i in range(1, len(plain) + 1):
-        if i == len(plain) or plain[first : i + 1] not in known:
-            yield start + first, start + i
-            first = i
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
-from dewmark.dew.paper.monte_carlo import FEWEST_KEYS, monte_carlo_sums, monte_carlo_test, most_keys
+from dewmark.dew.paper.monte_carlo import FEWEST_KEYS, monte_carlo_test, most_keys, simulated_sums
 from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import score_variance
@@ -21,6 +21,10 @@ SECRET = bytes(32)
 
 def saturate(u: np.ndarray) -> np.ndarray:
     return np.tanh(GAMMA * u)
+
+
+def first_sums(evidence: Evidence, *, keys: int, **options) -> np.ndarray:
+    return np.fromiter(simulated_sums(evidence, saturate, **options), dtype=float, count=keys)
 
 
 def text(length: int, *, d_T: int = 24, d_C: int = 16, labels: str = "", seed: int = 0) -> Evidence:
@@ -46,7 +50,7 @@ def text(length: int, *, d_T: int = 24, d_C: int = 16, labels: str = "", seed: i
 def test_the_closed_form_has_the_simulated_spread(kind: str, labels: str, n: int) -> None:
     """Gaussian and orthogonal projections, all four modes."""
     evidence = text(60, labels=labels)
-    sums = monte_carlo_sums(evidence, saturate, n=n, kind=kind, secret=SECRET, keys=1000)
+    sums = first_sums(evidence, n=n, kind=kind, secret=SECRET, keys=1000)
     # a standard deviation from 1,000 draws is known to 1/sqrt(2000) = 2.2%; 3.5 of them, and 1/n for finite n
     assert sums.std() == pytest.approx(math.sqrt(score_variance(evidence)), rel=0.078 + 1 / n)
     assert abs(sums.mean()) < 4.5 * sums.std() / math.sqrt(1000)
@@ -61,7 +65,7 @@ def test_simulated_keys_have_the_distribution_of_real_ones() -> None:
         P_C = normalize_rows(evidence.C @ rng.normal(size=(16, n)))
         u = math.sqrt(n) * np.einsum("ij,ij->i", P_T, P_C)
         literal[i] = evidence.weights @ saturate(u)
-    imagined = monte_carlo_sums(evidence, saturate, n=n, secret=SECRET, keys=800)
+    imagined = first_sums(evidence, n=n, secret=SECRET, keys=800)
     assert stats.ks_2samp(literal, imagined).pvalue > 1e-3
 
 
@@ -69,10 +73,8 @@ def test_simulated_keys_have_the_distribution_of_real_ones() -> None:
 def test_ranks_are_uniform_even_in_few_dimensions(n: int) -> None:
     """The rank needs no limit: a text's sums under literal keys rank uniformly among simulated ones."""
     evidence = text(12)
-    sums = monte_carlo_sums(evidence, saturate, n=n, secret=SECRET, keys=99)
-    again = monte_carlo_sums(
-        dataclasses.replace(evidence, scores=np.ones(12)), saturate, n=n, secret=SECRET, keys=99
-    )
+    sums = first_sums(evidence, n=n, secret=SECRET, keys=99)
+    again = first_sums(dataclasses.replace(evidence, scores=np.ones(12)), n=n, secret=SECRET, keys=99)
     assert np.array_equal(sums, again)  # the same text always meets the same keys, whatever it scored
     rng = np.random.default_rng(1)
     p = []
@@ -122,10 +124,10 @@ def test_a_plain_text_is_settled_by_few_keys() -> None:
 
 def test_simulated_keys_depend_on_secret_and_text() -> None:
     one, other = text(20), text(20, seed=1)
-    sums = monte_carlo_sums(one, saturate, n=16, secret=SECRET, keys=20)
-    assert np.array_equal(sums, monte_carlo_sums(one, saturate, n=16, secret=SECRET, keys=20))
-    assert not np.allclose(sums, monte_carlo_sums(one, saturate, n=16, secret=bytes([1] * 32), keys=20))
-    assert not np.allclose(sums, monte_carlo_sums(other, saturate, n=16, secret=SECRET, keys=20))
+    sums = first_sums(one, n=16, secret=SECRET, keys=20)
+    assert np.array_equal(sums, first_sums(one, n=16, secret=SECRET, keys=20))
+    assert not np.allclose(sums, first_sums(one, n=16, secret=bytes([1] * 32), keys=20))
+    assert not np.allclose(sums, first_sums(other, n=16, secret=SECRET, keys=20))
 
 
 def test_z_is_the_closed_form() -> None:

@@ -59,38 +59,34 @@ def monte_carlo_test(
     variance = score_variance(evidence)
     if variance <= TINY:
         return NOTHING
+    simulated = simulated_sums(evidence, score, n=n, kind=kind, secret=secret)
+    higher, keys = 0, most_keys(level)
+    p_value = None
+    for drawn in range(1, keys + 1):
+        higher += next(simulated) >= evidence.total
+        if higher == ENOUGH:
+            p_value = ENOUGH / drawn
+            break
     return Statistic(
         z=evidence.total / math.sqrt(variance),
-        p_value=_sequential_p(
-            evidence.total, _simulated(evidence, score, n=n, kind=kind, secret=secret), keys=most_keys(level)
-        ),
+        p_value=(1 + higher) / (keys + 1) if p_value is None else p_value,
         effective_length=effective_length(evidence, variance),
     )
 
 
-def monte_carlo_sums(
-    evidence: Evidence, score: Score, *, n: int, secret: bytes, kind: Kind = "gaussian", keys: int
-) -> F64:
-    """Σ_i w_i score(u_i) under simulated keys, (keys,)."""
-    simulated = _simulated(evidence, score, n=n, kind=kind, secret=secret)
-    return np.fromiter(simulated, dtype=np.float64, count=keys)
-
-
-def _sequential_p(observed: float, simulated: Iterator[float], *, keys: int) -> float:
-    higher = 0
-    for drawn in range(1, keys + 1):
-        higher += next(simulated) >= observed
-        if higher == ENOUGH:
-            return ENOUGH / drawn
-    return (1 + higher) / (keys + 1)
-
-
-def _simulated(evidence: Evidence, score: Score, *, n: int, kind: Kind, secret: bytes) -> Iterator[float]:
+def simulated_sums(
+    evidence: Evidence, score: Score, *, n: int, secret: bytes, kind: Kind = "gaussian"
+) -> Iterator[float]:
     """The text's sum under one simulated key after another, without end."""
-    rng = np.random.default_rng(_seed(evidence, secret))
+    # 1. a seed from the secret and the parts of the evidence that do not depend on the key
+    digest = hmac.new(secret, digestmod=hashlib.sha256)
+    for array in (evidence.T, evidence.C, evidence.weights):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    rng = np.random.default_rng(list(np.frombuffer(digest.digest(), dtype=np.uint32)))
+    # 2. fresh keys
     tokens, t = _side(evidence.T)
     contexts, c = _side(evidence.C)
-    d_T, d_C = _width(evidence.T, n), _width(evidence.C, n)
+    d_T, d_C = (n if side.ndim == 1 else int(side.shape[1]) for side in (evidence.T, evidence.C))
     while True:
         P_T = _project(tokens, d_T, n, kind, rng)
         P_C = _project(contexts, d_C, n, kind, rng)
@@ -111,10 +107,6 @@ def _side(factor: Factor) -> tuple[F32 | int, I64]:
     return (vectors[:, kept] * np.sqrt(values[kept])).astype(np.float32), index
 
 
-def _width(factor: Factor, n: int) -> int:
-    return n if factor.ndim == 1 else int(factor.shape[1])
-
-
 def _project(side: F32 | int, d: int, n: int, kind: Kind, rng: np.random.Generator) -> F32:
     """Unit rows of A N for fresh N, (N, n)."""
     if isinstance(side, int):
@@ -122,21 +114,10 @@ def _project(side: F32 | int, d: int, n: int, kind: Kind, rng: np.random.Generat
     elif kind == "gaussian":
         projected = side @ rng.standard_normal((side.shape[1], n), dtype=np.float32)
     else:
-        blocks = [_orthonormal_rows(side.shape[1], d, rng) for _ in range(n // d)]
+        blocks = []
+        for _ in range(n // d):  # uniform random matrices (r, d) with orthonormal rows
+            q, r = np.linalg.qr(rng.standard_normal((d, side.shape[1])))
+            blocks.append(np.asarray((q * np.sign(np.diag(r))).T, dtype=np.float32))
         projected = side @ np.concatenate(blocks, axis=1)
     projected /= np.linalg.norm(projected, axis=1, keepdims=True)
     return projected
-
-
-def _orthonormal_rows(rows: int, d: int, rng: np.random.Generator) -> F32:
-    """A uniform random matrix (rows, d) with orthonormal rows."""
-    q, r = np.linalg.qr(rng.standard_normal((d, rows)))
-    return np.asarray((q * np.sign(np.diag(r))).T, dtype=np.float32)
-
-
-def _seed(evidence: Evidence, secret: bytes) -> list[int]:
-    """A seed from the secret and the parts of the evidence that do not depend on the key."""
-    digest = hmac.new(secret, digestmod=hashlib.sha256)
-    for array in (evidence.T, evidence.C, evidence.weights):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return list(np.frombuffer(digest.digest(), dtype=np.uint32))

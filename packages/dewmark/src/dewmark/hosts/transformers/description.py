@@ -44,14 +44,38 @@ def describe(source: ModelSource, progress: Progress | None = None) -> tuple[Hos
     if own is not None:
         tokenizer = _own_tokenizer(own, (own / TOKENIZER_FILE).stat().st_mtime_ns)
         tokenizer.open_original = functools.partial(original_tokenizer, source)
-        config = json.loads((Path(source.location) / "config.json").read_text(encoding="utf-8"))
-        vocab_size = int(config["vocab_size"])
+        settings = json.loads((Path(source.location) / "config.json").read_text(encoding="utf-8"))
+        vocab_size = int(settings["vocab_size"])
     else:
-        tokenizer, vocab_size = _ask_transformers(source)
-    _check_tokenizer(source, tokenizer)
+        from transformers import AutoConfig
+
+        try:
+            with quiet_libraries():
+                config = AutoConfig.from_pretrained(source.location, **source.options)
+            tokenizer = HFTokenizer(original_tokenizer(source))
+        except Exception as error:  # a broken file raises whatever its reader does
+            raise load_error(source.name, error) from error
+        vocab_size = int(config.get_text_config().vocab_size)
+    # The libraries read tokenizers from GGUF files, and some versions get some of them wrong (transformers
+    # 5.17: Gemma's): such a host would write nonsense.
+    package = PACKAGED.get(source.name)
+    if package is not None and package.tokenizer and package.tokenizer != tokenizer.identity:
+        raise ModelError(
+            f"the tokenizer of {source.name} was misread (identity {tokenizer.identity}, expected "
+            f"{package.tokenizer}): pip install 'transformers>=5.22', delete {source.location}, try again"
+        )
 
     def embeddings() -> F32:
-        return _read_embeddings(resolve(source.name, weights=True, progress=progress), vocab_size)
+        from transformers import AutoModelForCausalLM
+
+        files = resolve(source.name, weights=True, progress=progress)
+        try:
+            with quiet_libraries():
+                load = functools.partial(AutoModelForCausalLM.from_pretrained, files.location)
+                model: Any = load(dtype="auto", **files.options)
+        except Exception as error:
+            raise load_error(files.name, error) from error
+        return _to_float32(model.get_input_embeddings().weight[:vocab_size])
 
     return HostInfo(source.name, source.identity, vocab_size, tokenizer, embeddings), tokenizer
 
@@ -87,10 +111,13 @@ def info_from_model(
 def chat_format(name: str, *, progress: Progress | None = None) -> ChatFormat:
     """The chat format of a host by name; raises `ConfigError` if it has none."""
     source = resolve(name, weights=False, progress=progress)
+    from transformers.utils.hub import cached_file
+
+    options = {**source.options, "_raise_exceptions_for_missing_entries": False}
     try:
         tokenizer = original_tokenizer(source)
-        file = _find_file(source, "generation_config.json")
-        generation = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+        file = cached_file(source.location, "generation_config.json", **options)
+        generation = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise load_error(name, error) from error
     return chat_format_of(tokenizer, generation, name=name)
@@ -108,9 +135,19 @@ def original_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 def chat_format_of(
     tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any], *, name: str
 ) -> ChatFormat:
-    """The chat format of a tokenizer; ``generation`` are the fields of the model's generation_config."""
+    """The chat format of a tokenizer; ``generation`` are the fields of the model's generation_config.
+
+    Its temperature, top-p and top-k are the host's own decoding: if it states one of them, the others filter
+    nothing, and if none, `CHAT_DECODING` holds.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise no_template(name)
+    names = ("temperature", "top_p", "top_k")
+    stated = {each: generation[each] for each in names if generation.get(each) is not None}
+    try:
+        decoding = Decoding(**stated) if stated else CHAT_DECODING
+    except ConfigError as error:
+        raise ConfigError(f"{name} has an unusable generation_config ({error}): state the options") from None
 
     def render(messages: Conversation) -> str:
         plain = [dict(message) for message in messages]
@@ -119,77 +156,13 @@ def chat_format_of(
         except Exception as error:  # a template raises whatever its author chose
             raise InputError("the model's chat template rejects this conversation: change roles") from error
 
-    return ChatFormat(render, own_decoding(generation, name=name))
-
-
-def own_decoding(generation: Mapping[str, Any], *, name: str) -> Decoding:
-    """The temperature, top-p and top-k of a generation_config, or `CHAT_DECODING` if it states none.
-
-    If a config states one of them, the others filter nothing.
-    """
-    names = ("temperature", "top_p", "top_k")
-    stated = {each: generation[each] for each in names if generation.get(each) is not None}
-    if not stated:
-        return CHAT_DECODING
-    try:
-        return Decoding(**stated)
-    except ConfigError as error:
-        raise ConfigError(f"{name} has an unusable generation_config ({error}): state the options") from None
+    return ChatFormat(render, decoding)
 
 
 @functools.lru_cache(maxsize=2)
 def _own_tokenizer(folder: Path, modified: int) -> HFTokenizer:
     """A converted host's tokenizer, parsed once for the host's description and for the host itself."""
     return HFTokenizer.load(folder)
-
-
-def _ask_transformers(source: ModelSource) -> tuple[HFTokenizer, int]:
-    from transformers import AutoConfig
-
-    try:
-        with quiet_libraries():
-            config = AutoConfig.from_pretrained(source.location, **source.options)
-        tokenizer = original_tokenizer(source)
-    except Exception as error:  # a broken file raises whatever its reader does
-        raise load_error(source.name, error) from error
-    return HFTokenizer(tokenizer), int(config.get_text_config().vocab_size)
-
-
-def _check_tokenizer(source: ModelSource, tokenizer: HFTokenizer) -> None:
-    """Reject a packaged host whose tokenizer the installed library misreads: it would write nonsense.
-
-    The libraries read tokenizers from GGUF files, and some versions get some of them wrong (transformers
-    5.17: Gemma's).
-    """
-    package = PACKAGED.get(source.name)
-    if package is not None and package.tokenizer and package.tokenizer != tokenizer.identity:
-        raise ModelError(
-            f"the tokenizer of {source.name} was misread (identity {tokenizer.identity}, expected "
-            f"{package.tokenizer}): pip install 'transformers>=5.22', delete {source.location}, try again"
-        )
-
-
-def _read_embeddings(source: ModelSource, vocab_size: int) -> F32:
-    """The input-embedding table (vocab_size, d) of the model, which is loaded for it."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with quiet_libraries():
-            model: Any = AutoModelForCausalLM.from_pretrained(source.location, dtype="auto", **source.options)
-    except Exception as error:
-        raise load_error(source.name, error) from error
-    return _to_float32(model.get_input_embeddings().weight[:vocab_size])
-
-
-def _find_file(source: ModelSource, name: str) -> Path | None:
-    from transformers.utils.hub import cached_file
-
-    try:
-        options = {**source.options, "_raise_exceptions_for_missing_entries": False}
-        found = cached_file(source.location, name, **options)
-    except OSError as error:
-        raise load_error(source.name, error) from error
-    return None if found is None else Path(found)
 
 
 def _to_float32(table: torch.Tensor) -> F32:

@@ -32,7 +32,15 @@ def completion_logits(
 
     Prompts are not empty. Neighbours share a batch.
     """
-    for batch in _completion_batches(model, prompts, completions, vocab_size):
+    kind = device_type(device_of(model))
+    cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of the prompts too
+    widths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    heads = [len(completion) + 1 for completion in completions] if cut else widths
+
+    def fits(rows: int, width: int, kept: int) -> bool:
+        return rows * width <= _TOKENS_AT_ONCE[kind] and rows * kept * vocab_size <= LOGITS_AT_ONCE[kind]
+
+    for batch in batches(widths, heads, fits):
         chosen = [completions[i] for i in batch]
         logits = _batch_logits(model, [prompts[i] for i in batch], chosen, fill_id, vocab_size)
         for row, completion in zip(logits, chosen, strict=True):
@@ -63,20 +71,6 @@ def _batch_logits(
     with growing_attention(device):
         logits: torch.Tensor = model(**inputs).logits[:, -longest - 1 : -1]
     return logits
-
-
-def _completion_batches(
-    model: CausalLM, prompts: Rows, completions: Rows, vocab_size: int
-) -> Iterator[list[int]]:
-    kind = device_type(device_of(model))
-    cut = "logits_to_keep" in forward_parameters(model)  # else there are logits of the prompts too
-    widths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    heads = [len(completion) + 1 for completion in completions] if cut else widths
-
-    def fits(rows: int, width: int, kept: int) -> bool:
-        return rows * width <= _TOKENS_AT_ONCE[kind] and rows * kept * vocab_size <= LOGITS_AT_ONCE[kind]
-
-    return batches(widths, heads, fits)
 
 
 def batches(

@@ -170,28 +170,7 @@ class TransformersHost(Host):
     def next_logits(
         self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
     ) -> Iterator[torch.Tensor]:
-        """For each completion of L ids the logits (L, vocab), float32, in the order given.
-
-        Row i predicts id i from the prompt and the ids before it. Invalid rows raise at once; the model runs
-        when the logits are consumed, a batch at a time.
-        """
-        return self._logits(self._completion_rows(prompts, completions), completions)
-
-    def _logits(
-        self, rows: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> Iterator[torch.Tensor]:
-        try:
-            for logits in completion_logits(
-                self.model, rows, completions, fill_id=self.fill_id, vocab_size=self.info.vocab_size
-            ):
-                yield logits.float()
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory("texts of this length") from None
-
-    def _completion_rows(
-        self, prompts: Sequence[str], completions: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """Prompts as ids, validated together with their completions."""
+        """As `Host.next_logits`: invalid rows raise at once, and the model runs when logits are consumed."""
         if len(prompts) != len(completions):
             raise InputError(f"{len(prompts)} prompts but {len(completions)} texts: give one prompt per text")
         distinct = list(dict.fromkeys(prompts))  # many texts may follow one prompt
@@ -200,7 +179,17 @@ class TransformersHost(Host):
         rows = [known[prompt] for prompt in prompts]
         for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
             self.check_row(f"prompt {i} with its text", [*row, *completion], 0)
-        return rows
+
+        def logits() -> Iterator[torch.Tensor]:
+            sizes = {"fill_id": self.fill_id, "vocab_size": self.info.vocab_size}
+            try:
+                yield from (
+                    each.float() for each in completion_logits(self.model, rows, completions, **sizes)
+                )
+            except torch.OutOfMemoryError:
+                raise self._out_of_memory("texts of this length") from None
+
+        return logits()
 
     def check_row(self, what: str, ids: Sequence[int], new: int) -> None:
         """Raise `InputError` for ids that exceed the context with ``new`` more, or have no embedding."""

