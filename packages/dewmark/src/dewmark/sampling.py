@@ -32,6 +32,7 @@ from dewmark.cuda.word_race import draw_plain, usable
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 from dewmark.room import gain, log_probability
+from dewmark.splitmix import GOLDEN, MIX_1, MIX_2
 from dewmark.types import Seeds
 
 __all__ = [
@@ -54,10 +55,7 @@ Choice = tuple[Tensor, Tensor]
 
 _MINUS_INF = -math.inf
 _STEPS_AT_ONCE = 256
-# SplitMix64's constants, as signed 64-bit integers
-_GOLDEN, _MIX_1, _MIX_2 = (
-    value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (GOLDEN, MIX_1, MIX_2))  # as signed integers
 _FEW = 128  # the largest top-k whose tokens are looked for directly: twice as many, and
 _TIES = 24  # these, since tokens that tie with the k-th stay
 _SORTED = 1024  # the likeliest tokens among which top-p is looked for first

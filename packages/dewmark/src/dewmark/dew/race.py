@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dewmark.cuda.graphs import Replayed
-from dewmark.cuda.word_race import GAMMA, MOST, Mixture, draw_words, without_kernels
+from dewmark.cuda.word_race import MAX_CANDIDATES, Mixture, draw_words, without_kernels
 from dewmark.decoding import Decoding
 from dewmark.dew.drafts import STRETCH, DraftScores, Drawn
 from dewmark.dew.noise import innovations, keyed_noise, roots, used_candidates
@@ -58,7 +58,7 @@ class WordRace:
         self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Choice:
         """Draw the next tokens, and count in the texts what room they left."""
-        if self.m <= MOST and texts.tables.kernels:
+        if self.m <= MAX_CANDIDATES and texts.tables.kernels:
             choice = self._checked(scores, texts, W, decodings, random)
             if choice is not None:
                 return choice
@@ -74,7 +74,7 @@ class WordRace:
         x = innovations(aligned, y, texts.state, texts.tables.units, alpha=self.mixture.alpha)
         numbers = (-torch.special.log_ndtr(x)).clamp_min_(1e-300)
         if self.mixture.strength:
-            gain = self.mixture.strength * torch.tanh(GAMMA * aligned.u)
+            gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
         scale = roots(y.shape[1], alpha=self.mixture.alpha, device=y.device)

@@ -27,6 +27,7 @@ from dewmark.dew.key_test import detect_keys
 from dewmark.dew.matrix import KeyedEvidence, TextMatrix, passage_test, scored, text_matrices
 from dewmark.dew.origin import find_uses, head_of, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
+from dewmark.dew.reference import ALPHA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEW", "BoundDEW"]
 
-STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
+STRENGTHS = {"exact": 0.0, "free": LAMBDA, "strong": 2.0}
 TESTS = ("key",)
 _CHUNK_BYTES = 32 << 20  # of the vectors read at once
 _MATRICES_KEPT = 256  # of members and payloads, on a device
@@ -67,13 +68,13 @@ class DEW(Scheme):
     takes_reader: ClassVar[bool] = True
     language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
-    k: Annotated[int, "at least 1"] = 3
+    k: Annotated[int, "at least 1"] = CONTEXT
     """Context width: how many words before the scored one."""
-    alpha: Annotated[float, "in (0, 1]"] = 0.95
+    alpha: Annotated[float, "in (0, 1]"] = ALPHA
     """Share of the sampler's randomness that comes from the key."""
-    m: Annotated[int, "at least 1"] = 256
+    m: Annotated[int, "at least 1"] = CANDIDATES
     """How many of the likeliest tokens are scored."""
-    flatten: Annotated[float, "at least 1"] = 2.5
+    flatten: Annotated[float, "at least 1"] = LIMIT
     """How many times the root mean square of all directions one direction of the text's evidence may have
     before the key test cuts it."""
     lexicon: str = "default"
