@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from dewmark.hosts import load_host
     from dewmark.hosts.base import Host
     from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+    from dewmark.mark import ChoosingSession, Session
     from dewmark.opening import identify, load_scheme
     from dewmark.passages import Located, locate
     from dewmark.registry import ENCODERS, HOSTS, SCHEMES
-    from dewmark.sampling import ChoosingSession, Session
     from dewmark.scheme import BoundScheme, Needs, Scheme, State
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic, key_test
@@ -105,7 +105,7 @@ _MODULES = {
     "dewmark.opening": "identify load_scheme",
     "dewmark.passages": "Located locate",
     "dewmark.registry": "ENCODERS HOSTS SCHEMES",
-    "dewmark.sampling": "ChoosingSession Session",
+    "dewmark.mark": "ChoosingSession Session",
     "dewmark.scheme": "BoundScheme Needs Scheme State",
     "dewmark.stats.evidence": "Evidence",
     "dewmark.stats.key_test": "Statistic key_test",

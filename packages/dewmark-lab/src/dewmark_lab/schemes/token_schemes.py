@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError
-from dewmark.sampling import Session, check_logits, left_padding
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, left_padding
 from dewmark.scheme import BoundScheme, Scheme, State
 from dewmark.splitmix import GOLDEN
 from dewmark.stats.evidence import Evidence

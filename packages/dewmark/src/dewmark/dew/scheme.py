@@ -6,10 +6,8 @@ It detects by the text's matrix (`dewmark.dew.matrix`), and so has members, payl
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +41,9 @@ from dewmark.workspace import NO_READER, HostInfo, Texts, Tokenized, Workspace
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.engine_rows import LexiconRows, MatrixOf
-    from dewmark.dew.race import WordRace, WordSession
+    from dewmark.dew.race import MatrixOf, WordRace, WordRows, WordSession
     from dewmark.dew.word_step import WordTables
+    from dewmark.mark import Rows
 
 __all__ = ["DEW", "BoundDEW"]
 
@@ -186,9 +184,7 @@ class BoundDEW(BoundScheme):
 
     def under(self, W: F32) -> Self:
         """The same scheme under a plain key with another matrix W (d_T, d_C)."""
-        changed = copy.copy(self)
-        changed.W, changed.uses, changed.asked = W, None, AskedUse()
-        return changed
+        return self._with(W=W, uses=None, asked=AskedUse())
 
     def alignments(self, T: F32, C: F32) -> F32:
         """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
@@ -202,9 +198,7 @@ class BoundDEW(BoundScheme):
         Without a ``member``, each text's seed chooses one.
         """
         asked = AskedUse(member, payload)
-        changed = self.under(self.matrices.matrix(asked.use))
-        changed.uses, changed.asked = self.uses, asked
-        return changed
+        return self._with(W=self.matrices.matrix(asked.use), asked=asked)
 
     @property
     def matrices(self) -> KeyMatrices:
@@ -255,9 +249,7 @@ class BoundDEW(BoundScheme):
     def public(self) -> BoundDEW:
         """The half of this detector that may be published: it detects, but attributes nothing."""
         uses = self.matrices.published(self.head())
-        changed = self.under(uses.matrix(KeyUse()))
-        changed.uses = uses
-        return changed
+        return self._with(W=uses.matrix(KeyUse()), uses=uses, asked=AskedUse())
 
     # Marking
 
@@ -265,20 +257,11 @@ class BoundDEW(BoundScheme):
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> WordSession:
         """Start marking a batch of prompts (batch, length)."""
-        import torch
+        return self._word_rows(prompt_ids.device).stay(prompt_ids, seeds=seeds)
 
-        from dewmark.dew.race import WordSession
-        from dewmark.dew.word_step import WordStates
-
-        device = prompt_ids.device
-        texts = WordStates(self.word_tables(device), len(prompt_ids), k=self.scheme.k)
-        W = torch.from_numpy(self.W).to(device)
-        if self.members_chosen is not None:
-            matrix_of = self._matrix_of(device)
-            drawn = seeds or [secrets.randbits(63) for _ in range(len(prompt_ids))]
-            found = [matrix_of(seed, None, None) for seed in drawn]
-            W = torch.stack([each for each in found if each is not None])
-        return WordSession(self.race, texts, W, prompt_ids, seeds=seeds)
+    def rows(self, device: torch.device) -> Rows[Any]:
+        """Mark the texts of an engine's changing batch together; under a policy, each by its own writer."""
+        return self._word_rows(device) if self.policy is None else super().rows(device)
 
     def follow_alignments(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
@@ -297,19 +280,13 @@ class BoundDEW(BoundScheme):
 
         return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
 
-    def rows(self, device: torch.device) -> LexiconRows:
-        """Mark the rows of a changing batch together."""
+    def _word_rows(self, device: torch.device) -> WordRows:
         import torch
 
-        from dewmark.dew.engine_rows import LexiconRows
+        from dewmark.dew.race import WordRows
 
-        return LexiconRows(
-            self.race,
-            self.word_tables(device),
-            torch.from_numpy(self.W).to(device),
-            k=self.scheme.k,
-            matrix_of=self._matrix_of(device),
-        )
+        W, k = torch.from_numpy(self.W).to(device), self.scheme.k
+        return WordRows(self.race, self.word_tables(device), W, k=k, matrix_of=self._matrix_of(device))
 
     def _matrix_of(self, device: torch.device) -> MatrixOf:
         """A text's matrix on a device by its seed, member and payload; None for W."""

@@ -12,7 +12,7 @@ import random
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dewmark.capabilities import KeepsRecords
@@ -22,8 +22,9 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
+from dewmark.mark import Row, Rows
+from dewmark.policy import Exemptions
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ class Marked(NamedTuple):
     """A text in the engine, and what marks it."""
 
     request: MarkRequest
-    rows: Rows
+    rows: Rows[Any]
     row: Row
-    spares: Callable[[Row], bool] | None = None
-    """Whether a policy leaves a row's next token without a mark."""
+    exemptions: Exemptions | None = None
 
 
 class Markers:
@@ -65,7 +65,7 @@ class Markers:
         self._config, self._host, self._device = config, host, device
         self._seeds, self._log = seeds, log
         self._bound: dict[str, BoundScheme] = {}
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, Rows[Any]] = {}
         self._ended: weakref.WeakKeyDictionary[Row, str] = weakref.WeakKeyDictionary()
         self.counts: Counter[str] = Counter()
         """Texts that ended, ``marked`` or by the reason why they are not (`dewmark.room`)."""
@@ -107,7 +107,9 @@ class Markers:
         row = rows.open(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
-        return Marked(request, rows, row, self._spares(prompt))
+        policy = self._config.policy
+        exemptions = None if policy is None else policy.exemptions([prompt], self._host)
+        return Marked(request, rows, row, exemptions)
 
     def ended(self, text: Marked) -> None:
         """Count a text that left the batch, and log it if its decoding left no room to its mark."""
@@ -123,18 +125,6 @@ class Markers:
                 room.steps,
                 ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())),
             )
-
-    def _spares(self, prompt: Sequence[int]) -> Callable[[Row], bool] | None:
-        policy, decode = self._config.policy, self._host.tokenizer.decode
-        if policy is None:
-            return None
-        (before,) = decode([prompt])
-
-        def spares(row: Row) -> bool:
-            (text,) = decode([row.written])
-            return policy.reason(text.rstrip("\N{REPLACEMENT CHARACTER}"), before) is not None
-
-        return spares
 
     def seed(self) -> int:
         """A seed for a request without one."""
@@ -153,9 +143,9 @@ class Markers:
             )
         return self._bound[key_id]
 
-    def _rows_of(self, key_id: str) -> Rows:
+    def _rows_of(self, key_id: str) -> Rows[Any]:
         if key_id not in self._rows:
-            self._rows[key_id] = open_rows(self.bound(key_id), self._device)
+            self._rows[key_id] = self.bound(key_id).rows(self._device)
         return self._rows[key_id]
 
     def _bind(self, key: Key) -> BoundScheme:
@@ -192,9 +182,10 @@ def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor
     """
     groups: dict[int, list[int]] = {}
     for index in sorted(texts):
-        if (spares := texts[index].spares) is not None and spares(texts[index].row):
+        text = texts[index]
+        if text.exemptions is not None and text.exemptions.spares([text.row.written])[0]:
             continue
-        groups.setdefault(id(texts[index].rows), []).append(index)
+        groups.setdefault(id(text.rows), []).append(index)
     for indices in groups.values():
         rows = texts[indices[0]].rows
         mine = [texts[index].row for index in indices]
