@@ -128,16 +128,11 @@ def filter_logits(scores: Tensor, decoding: Decoding) -> Tensor:
         below_top = scores - scores.amax(dim=-1, keepdim=True)
         scores = scores.masked_fill(below_top.exp() < decoding.min_p, _MINUS_INF)
     if decoding.top_k > 0:
-        scores = _keep_top_k(scores, decoding.top_k)
+        least = scores.topk(min(decoding.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, _MINUS_INF)  # ties with the k-th largest stay
     if decoding.top_p < 1.0:
         scores = _keep_top_p(scores, decoding.top_p)
     return scores
-
-
-def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
-    """Set every logit below the k-th largest of its row to -inf; ties with it stay."""
-    least = scores.topk(min(top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-    return scores.masked_fill(scores < least, _MINUS_INF)
 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
@@ -309,32 +304,29 @@ class CandidateRace:
         first, at = times.min(dim=1, keepdim=True)
         chosen = self.candidates.gather(1, at)
         open_rows = (~self._closed).nonzero().flatten().to(first.device)
-        if len(open_rows) == len(first):
-            first, chosen = self._race_others(
-                self._scores, self.candidates, top, self._uniforms, first, chosen
-            )
-        elif len(open_rows):
+        if len(open_rows):
             every = (self._scores, self.candidates, top, self._uniforms, first, chosen)
-            mine = (each[open_rows] for each in every)
-            first[open_rows], chosen[open_rows] = self._race_others(*mine)
+            mine = every if len(open_rows) == len(first) else [each[open_rows] for each in every]
+            first[open_rows], chosen[open_rows] = _race_others(*mine)
         return chosen.squeeze(1), torch.isfinite(first).squeeze(1)
 
-    def _race_others(
-        self, scores: Tensor, candidates: Tensor, top: Tensor, uniforms: Tensor, first: Tensor, chosen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
 
-        −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
-        to beat: one token in a row or so, and only those need logarithms.
-        """
-        scores = scores.scatter(1, candidates, _MINUS_INF)
-        reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
-        rows, ids = torch.nonzero((1.0 - uniforms).float() <= reach, as_tuple=True)
-        times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
-        best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
-        won = times == best[rows]
-        won_ids = chosen.squeeze(1).scatter(0, rows[won], ids[won])
-        return best.unsqueeze(1), won_ids.unsqueeze(1)
+def _race_others(
+    scores: Tensor, candidates: Tensor, top: Tensor, uniforms: Tensor, first: Tensor, chosen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
+
+    −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
+    to beat: one token in a row or so, and only those need logarithms.
+    """
+    scores = scores.scatter(1, candidates, _MINUS_INF)
+    reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
+    rows, ids = torch.nonzero((1.0 - uniforms).float() <= reach, as_tuple=True)
+    times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
+    best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
+    won = times == best[rows]
+    won_ids = chosen.squeeze(1).scatter(0, rows[won], ids[won])
+    return best.unsqueeze(1), won_ids.unsqueeze(1)
 
 
 # Logits of hosts

@@ -13,7 +13,8 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _vllm_log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
 
 
-class Marked(NamedTuple):
+@dataclass(frozen=True)
+class Marked:
     """A text in the engine, and what marks it."""
 
     request: MarkRequest
@@ -94,16 +96,22 @@ class Markers:
         A request that an engine preempted comes back with what it has written. If its text is among
         ``before``, it goes on from there, with the noise of its last steps.
         """
-        own = self.seed() if seed is None else seed % (1 << 64)
-        known = [text for text in before if text.request == request and _begins(text.row.written, written)]
-        known = [text for text in known if (text.row.prompt, text.row.decoding) == (prompt, decoding)]
-        known = [text for text in known if seed is None or text.row.seed == own]
+        own = self._seeds.getrandbits(63) if seed is None else seed % (1 << 64)
+        known = [
+            text
+            for text in before
+            if (text.request, text.row.prompt, text.row.decoding) == (request, prompt, decoding)
+            if seed is None or text.row.seed == own
+            if (start := text.row.written) and written[: len(start)] == start
+        ]
         if known:
             last = max(known, key=lambda text: len(text.row.written))
             if (counted := self._ended.pop(last.row, None)) is not None:
                 self.counts[counted] -= 1  # it was only preempted
-            return last._replace(row=last.rows.fork(last.row, written, seed=own))
-        rows = self._rows_of(request.key_id)
+            return replace(last, row=last.rows.fork(last.row, written, seed=own))
+        if request.key_id not in self._rows:
+            self._rows[request.key_id] = self.bound(request.key_id).rows(self._device)
+        rows = self._rows[request.key_id]
         row = rows.open(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
@@ -126,10 +134,6 @@ class Markers:
                 ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())),
             )
 
-    def seed(self) -> int:
-        """A seed for a request without one."""
-        return self._seeds.getrandbits(63)
-
     def bound(self, key_id: str) -> BoundScheme:
         """The scheme under a key; its tables are built for the first request that uses it."""
         if key_id not in self._bound:
@@ -142,11 +146,6 @@ class Markers:
                 self._config.policy.version if self._config.policy else "none",
             )
         return self._bound[key_id]
-
-    def _rows_of(self, key_id: str) -> Rows[Any]:
-        if key_id not in self._rows:
-            self._rows[key_id] = self.bound(key_id).rows(self._device)
-        return self._rows[key_id]
 
     def _bind(self, key: Key) -> BoundScheme:
         workspace = Workspace(
@@ -169,10 +168,6 @@ class Markers:
 
         text = self.open(MarkRequest(self._config.default_key), [], [], seed=0, decoding=Decoding())
         text.rows.mark([text.row], torch.zeros((1, self._host.vocab_size), device=self._device))
-
-
-def _begins(start: Sequence[int], ids: Sequence[int]) -> bool:
-    return 0 < len(start) <= len(ids) and ids[: len(start)] == start
 
 
 def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:
