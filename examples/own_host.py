@@ -20,7 +20,7 @@ import torch
 
 import dewmark
 from dewmark.encoders.contexts import register_texts
-from dewmark.sampling import RandomStreams, draw
+from dewmark.mark import Writer
 
 END, UNKNOWN = 0, 1
 
@@ -111,13 +111,11 @@ class Bigrams(dewmark.Host):
     ) -> list[int]:
         ids = torch.tensor([self._tokenizer.encode([prompt])[0].ids or [END]])
         start = ids.shape[1]
-        session = None if scheme is None else scheme.session(ids, torch.ones_like(ids), seeds=[seed])
-        noise = RandomStreams([seed], device=self.device)
-        final = scheme is not None and scheme.needs.final_distribution
-        for step in range(decoding.max_new_tokens):
+        writer = Writer(None, ids, seeds=[seed]) if scheme is None else scheme.writer(ids, seeds=[seed])
+        for _ in range(decoding.max_new_tokens):
             logits = self._logits(int(ids[0, -1])).unsqueeze(0)
             # one draw per step: temperature, filters, the mark and the row's own random numbers
-            chosen, _ = draw(logits, decoding, noise, step, session=session, input_ids=ids, final=final)
+            chosen, _ = writer.draw(ids, logits, decoding)
             ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
         return [int(i) for i in ids[0, start:]]
 

@@ -50,7 +50,8 @@ DESK_AREAS = (
 )
 AREAS = {
     **{name: f"{CORE}/{name}/**/*.py" for name in ("dew", "stats", "core", "text", "batch")},
-    **{name: f"{CORE}/{name}.py" for name in ("verdict", "passages", "sampling", "storage", "policy")},
+    **{name: f"{CORE}/{name}.py" for name in ("verdict", "passages", "mark", "sampling")},
+    **{name: f"{CORE}/{name}.py" for name in ("storage", "policy")},
     **{name: f"{DESK}/{name}.py" for name in DESK_AREAS},
 }
 LEFT_OUT = "/batch/ray_runner.py"  # it runs on a Ray cluster only

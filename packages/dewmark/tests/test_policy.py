@@ -13,8 +13,9 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
-from dewmark.policy import Policy, load_policy, policed
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, Session, SparingSession, draw, warp
+from dewmark.mark import ChoosingSession, Session, Writer, draw
+from dewmark.policy import Policy, load_policy
+from dewmark.sampling import Choice, RandomStreams, warp
 from dewmark.scheme import BoundScheme, Needs, Scheme
 
 TEXT = 'Look:\n\n```python\nprint("a b")\n```\n\nYou said "the old bridge", and 3 of `x y` remain.'
@@ -95,16 +96,34 @@ class _Marks(ChoosingSession):
         return (ids if self._always is None else torch.full_like(ids, self._always)), sound
 
 
+@dataclass(frozen=True)
+class _Spares:
+    """Exemptions that spare the same rows at every step."""
+
+    rows: list[bool]
+    unmarked_ids: tuple[int, ...] = ()
+
+    def spares(self, written):
+        return self.rows
+
+    def exempts(self, decoding):
+        return False
+
+
+def writer_of(session, spares, *, unmarked_ids=(), final=True) -> tuple[Writer, torch.Tensor]:
+    """A writer under a policy, and the ids that its texts begin with."""
+    ids = torch.zeros((len(spares), 1), dtype=torch.long)
+    exemptions = _Spares(spares, unmarked_ids)
+    return Writer(session, ids, seeds=range(len(spares)), final=final, exemptions=exemptions), ids
+
+
 def test_numbers_are_left_out_and_the_distribution_stays():
     """6,000 draws from 12 tokens: every frequency within 4.5 standard errors of the host's."""
     rows, vocab = 6000, 12
     logits = torch.linspace(0.0, 2.0, vocab).repeat(rows, 1)
-    session = SparingSession(
-        _Marks(rows), lambda texts: [False] * len(texts), start=1, seeds=range(rows), final=True,
-        unmarked_ids=(3, 11),
-    )  # fmt: skip
+    writer, ids = writer_of(_Marks(rows), [False] * rows, unmarked_ids=(3, 11))
     decoding = Decoding(temperature=0.7, top_p=0.9)
-    chosen, sound = session.choose(torch.zeros((rows, 1), dtype=torch.long), logits, decoding)
+    chosen, sound = writer.draw(ids, logits, decoding)
     assert bool(sound.all())
     p = warp(logits[:1], decoding).softmax(dim=1)[0].numpy()
     counts = np.bincount(chosen.numpy(), minlength=vocab) / rows
@@ -117,13 +136,13 @@ def test_spared_rows_never_take_the_mark_s_token():
     logits = torch.zeros((rows, 50))
     inner = _Marks(rows, always=7)
     spares = [row % 2 == 0 for row in range(rows)]
-    session = SparingSession(inner, lambda texts: spares, start=1, seeds=range(rows), final=True)
-    chosen, _ = session.choose(torch.zeros((rows, 1), dtype=torch.long), logits, Decoding())
+    writer, ids = writer_of(inner, spares)
+    chosen, _ = writer.draw(ids, logits, Decoding())
     assert bool((chosen[1::2] == 7).all())
     assert int((chosen[::2] == 7).sum()) < 20  # 4 expected of 200
-    everything = SparingSession(inner, lambda texts: [True] * rows, start=1, seeds=range(rows), final=True)
+    everything, ids = writer_of(inner, [True] * rows)
     calls = inner.calls
-    everything.choose(torch.zeros((rows, 1), dtype=torch.long), logits, Decoding())
+    everything.draw(ids, logits, Decoding())
     assert inner.calls == calls
 
 
@@ -166,10 +185,9 @@ def test_a_scheme_under_the_default_policy_never_marks_a_number(policy, marked):
     digit, letter = names.index("7"), names.index("x")
     logits = torch.full((rows, host.vocab_size), -torch.inf)
     logits[:, [digit, letter]] = torch.tensor([0.1, 0.0])
-    session = policed(_Digit().bind(None, host, None), policy).session(
-        torch.full((rows, 1), letter), seeds=range(rows)
-    )
-    chosen, _ = session.choose(torch.full((rows, 1), letter), logits, Decoding())
+    ids = torch.full((rows, 1), letter)
+    writer = _Digit().bind(None, host, None).under_policy(policy).writer(ids, seeds=range(rows))
+    chosen, _ = writer.draw(ids, logits, Decoding())
     p = marked or 1 / (1 + np.exp(-0.1))
     assert np.mean(chosen.numpy() == digit) == pytest.approx(p, abs=4.5 * np.sqrt(p * (1 - p) / rows))
 
@@ -185,8 +203,6 @@ class _Keeps(Session):
 def test_a_session_of_raw_logits_gets_raw_logits():
     """Numbers can be left out of a draw, but not of a bias: the scheme sees what the host computed."""
     inner, logits = _Keeps(), torch.linspace(0.0, 2.0, 12).repeat(5, 1)
-    session = SparingSession(
-        inner, lambda texts: [False] * 5, start=1, seeds=range(5), final=False, unmarked_ids=(3, 11)
-    )
-    session.choose(torch.zeros((5, 1), dtype=torch.long), logits, Decoding(temperature=0.5, top_k=3))
+    writer, ids = writer_of(inner, [False] * 5, unmarked_ids=(3, 11), final=False)
+    writer.draw(ids, logits, Decoding(temperature=0.5, top_k=3))
     assert torch.equal(inner.scores, logits)

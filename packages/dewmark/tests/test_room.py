@@ -17,12 +17,12 @@ from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
-from dewmark.policy import Policy, policed
+from dewmark.mark import Row, Rows
+from dewmark.policy import Exemptions, Policy
 from dewmark.registry import SCHEMES
 from dewmark.room import NO_ROOM, Room, Written, gain, log_probability, rooms_of
-from dewmark.sampling import RandomStreams, draw, race, warp
+from dewmark.sampling import race, warp
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import Row, Rows, open_rows, session_rows
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 
@@ -82,21 +82,14 @@ def test_the_threshold_follows_from_the_level_and_a_verdict_needs_enough_steps()
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.5, top_p=0.8)])
 def test_a_session_counts_the_probabilities_of_what_it_drew(bind, decoding) -> None:
     logits = 2.0 * torch.randn(20, 3, 400, generator=torch.Generator().manual_seed(5))
-    session, ids = bind("vllm-gumbel").session(torch.full((3, 2), 7)), torch.full((3, 2), 7)
+    ids = torch.full((3, 2), 7)
+    writer = bind("vllm-gumbel").writer(ids)
     total = torch.zeros(3)
     for scores in logits:
-        chosen, _ = draw(
-            scores,
-            decoding,
-            RandomStreams([1, 2, 3], device=CPU),
-            0,
-            session=session,
-            input_ids=ids,
-            final=True,
-        )
+        chosen, _ = writer.draw(ids, scores, decoding)
         total += gain(log_probability(warp(scores, decoding), chosen))
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
-    torch.testing.assert_close(session.room(), torch.stack((total, torch.full((3,), 20.0)), dim=1))
+    torch.testing.assert_close(writer.room(), torch.stack((total, torch.full((3,), 20.0)), dim=1))
 
 
 def test_words_count_once_after_the_first_three(bind) -> None:
@@ -126,8 +119,7 @@ def test_hosts_streams_and_engines_count_the_same(bind, host, name) -> None:
     decoding = Decoding(max_new_tokens=40, temperature=0.8)
     rows = host.complete([PROMPT] * 2, scheme=bound, seeds=[1, 2], decoding=decoding)
     assert all(isinstance(row, Written) and row.room.steps > 10 for row in rows)
-    for open_ in (open_rows, session_rows):
-        marker = open_(bound, CPU)
+    for marker in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
         written: list[int] = []
         (start,) = host.prompt_ids([PROMPT])
         row = marker.open(start, written, seed=1, decoding=decoding)
@@ -154,10 +146,10 @@ def test_rows_count_across_forks_and_steps_taken_back(bind, name) -> None:
             logits = 2.0 * torch.randn(1, 400, generator=torch.Generator().manual_seed(len(row.written)))
             row.written.append(int(marker.mark([row], logits).argmax()))
 
-    straight = session_rows(bound, CPU)
+    straight = BoundScheme.rows(bound, CPU)
     whole = straight.open([5, 6], [], seed=1, decoding=decoding)
     written(straight, whole, 40)
-    marker = session_rows(bound, CPU)
+    marker = BoundScheme.rows(bound, CPU)
     row = marker.open([5, 6], [], seed=1, decoding=decoding)
     for _ in range(4):
         written(marker, row, 10)
@@ -181,23 +173,23 @@ def test_rows_that_ended_do_not_count(bind, host) -> None:
 
 
 @pytest.mark.parametrize("name", ["dew", "vllm-sbw", "transformers-kgw"])
-def test_a_text_that_a_policy_spares_as_a_whole_is_unmarked_alone_and_beside_others(bind, host, name) -> None:
+def test_a_text_that_a_policy_spares_as_a_whole_is_unmarked_alone_and_beside_others(
+    bind, host, name, monkeypatch
+) -> None:
     bound, decoding = bind(name), Decoding(max_new_tokens=40)
-    short = policed(bound, Policy(least_tokens=50))
+    short = bound.under_policy(Policy(least_tokens=50))
     made = host.generate([PROMPT, "rain"], scheme=short, seeds=[1, 2], decoding=decoding)
     assert [each.unmarked for each in made] == [NO_ROOM, NO_ROOM]
     ids = torch.tensor([[5, 6]])
     for spared in ([True], [True, False]):
         rows = len(spared)
-        session = policed(bound, Policy(numbers=False)).session(ids.expand(rows, 2), seeds=range(rows))
-        session._spares = lambda written, spared=spared: spared
-        written, noise = ids.expand(rows, 2), RandomStreams(range(rows), device=CPU)
-        for step in range(20):
-            chosen, _ = draw(
-                torch.zeros(rows, 400), decoding, noise, step, session=session, input_ids=written, final=True
-            )
+        monkeypatch.setattr(Exemptions, "spares", lambda self, written, spared=spared: spared)
+        written = ids.expand(rows, 2)
+        writer = bound.under_policy(Policy(numbers=False)).writer(written, seeds=range(rows))
+        for _ in range(20):
+            chosen, _ = writer.draw(written, torch.zeros(rows, 400), decoding)
             written = torch.cat((written, chosen.unsqueeze(1)), dim=1)
-        first, *others = rooms_of(session.room(), rows)
+        first, *others = rooms_of(writer.room(), rows)
         assert first == Room(0.0, 0.0)
         assert bound.unmarked_reason(first) == NO_ROOM
         for other in others:
@@ -253,8 +245,8 @@ def test_a_bias_is_not_measured(bind, host, name) -> None:
     bound, decoding = bind(name), Decoding(max_new_tokens=20)
     (made,) = host.generate([PROMPT], scheme=bound, seeds=[1], decoding=decoding)
     assert (made.room, made.unmarked, made.marked) == (None, None, True)
-    for scheme in (bound, policed(bound, Policy())):
-        marker = session_rows(scheme, CPU)
+    for scheme in (bound, bound.under_policy(Policy())):
+        marker = BoundScheme.rows(scheme, CPU)
         row = marker.open([5, 6], [], seed=1, decoding=decoding)
         row.written.append(int(marker.mark([row], torch.zeros(1, 400)).argmax()))
         assert marker.room(row) is None

@@ -11,7 +11,8 @@ from scipy import stats
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from dewmark.decoding import Decoding
-from dewmark.sampling import RandomStreams, draw, filter_logits, race, warp
+from dewmark.mark import draw
+from dewmark.sampling import RandomStreams, filter_logits, race, warp
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):

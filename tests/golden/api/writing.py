@@ -12,7 +12,6 @@ from dewmark.decoding import Decoding
 from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 from dewmark.sampling import RandomStreams, race, warp
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import open_rows
 
 
 def in_sentences(bound: BoundScheme) -> bool:
@@ -58,7 +57,7 @@ def write_as_an_engine(
 ) -> list[list[int]]:
     """Ids of the same texts from the rows that serving engines use, in a batch whose order changes."""
     decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p)
-    rows, model = open_rows(bound, CPU), host.model
+    rows, model = bound.rows(CPU), host.model
     ids = [list(one.ids) for one in host.info.tokenizer.encode(list(prompts))]
     written: list[list[int]] = [[] for _ in ids]
     opened = [

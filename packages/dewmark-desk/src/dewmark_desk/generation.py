@@ -31,7 +31,7 @@ from dewmark.errors import DewmarkError
 from dewmark.hosts import chat_format
 from dewmark.hosts.base import ChatFormat, Conversation, Host, check_decoding
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.policy import Policy, policed
+from dewmark.policy import Policy
 from dewmark.room import Room
 from dewmark.scheme import BoundScheme
 from dewmark.verdict import DEFAULT_FPR
@@ -213,7 +213,7 @@ class TextGenerator:
         if request.grammar is None and not request.marked:
             return None
         bound = for_member(self.writers[request.tenant], member=None, payload=request.payload)
-        bound = policed(bound, self.policy if request.marked else None)
+        bound = bound.under_policy(self.policy if request.marked else None)
         if request.grammar is not None:
             bound = constrained(bound, request.grammar, marked=request.marked)
         return bound
@@ -233,7 +233,6 @@ class TextGenerator:
         """
         request, policy, text = stream.request, self.policy, stream.text
         bound, unmarked = self.writers[request.tenant], self.unmarked_reason(stream)
-        member_of = getattr(bound, "member_of", None)
         spans = policy.spans(text, request.prompt) if policy is not None and request.marked else []
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -242,7 +241,7 @@ class TextGenerator:
             "policy": None if policy is None else policy.version,
             "key_fingerprint": bound.fingerprint,
             "scheme": bound.scheme.name,
-            "member": member_of(request.seed) if member_of is not None and request.marked else None,
+            "member": bound.member_of(request.seed) if request.marked else None,
             "payload": request.payload,
             "marked": unmarked is None,
             "unmarked": unmarked,

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from dewmark.detect import score_texts
-from dewmark.policy import Policy, policed
+from dewmark.policy import Policy
 from dewmark.scheme import BoundScheme
 from dewmark.types import Detection, Generation
 from dewmark.watermark import Watermark
@@ -205,7 +205,7 @@ def _answers(
     **options: Any,  # noqa: ANN401 - of Host.generate
 ) -> list[Generation]:
     """Answers to requests of one kind: marked under a policy, or unmarked without one."""
-    scheme = None if policy is None else policed(watermark.scheme, policy)
+    scheme = None if policy is None else watermark.scheme.under_policy(policy)
     if kind in _SCHEMAS:
         grammar = grammar_of(_SCHEMAS[kind])
         scheme = constrained(scheme or watermark.scheme, grammar, marked=policy is not None)

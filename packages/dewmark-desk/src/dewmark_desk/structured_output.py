@@ -7,26 +7,28 @@ around the mark. A provider who wants JSON unmarked says so in a policy (`dewmar
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dewmark.arrays import I64, Mask
+from dewmark.capabilities import record
 from dewmark.errors import ConfigError
 from dewmark.extras import require
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, draw, fresh_seeds
+from dewmark.mark import ChoosingSession, Writer
+from dewmark.sampling import Choice, fresh_seeds
+from dewmark.scheme import BoundScheme, State
 
 if TYPE_CHECKING:
     import torch
 
     from dewmark.decoding import Decoding
-    from dewmark.scheme import BoundScheme
     from dewmark.types import Seeds
 
 __all__ = ["GrammarSession", "constrained"]
@@ -47,12 +49,39 @@ def constrained(bound: BoundScheme, grammar: str, *, marked: bool) -> BoundSchem
         raise ConfigError(
             f"{bound.host.name} has no tokens for such an answer: leave out response_format and tools"
         )
-    changed = copy.copy(bound)
-    changed.needs = dataclasses.replace(bound.needs, sampling=marked and bound.needs.sampling)
-    changed.session = functools.partial(  # type: ignore[method-assign]
-        GrammarSession, grammar, guide, bound if marked else None
-    )
-    return changed
+    return GrammarScheme(bound, grammar, guide, marked=marked)
+
+
+class GrammarScheme(BoundScheme):
+    """A scheme that writes what a grammar allows, with its mark or, if not ``marked``, without."""
+
+    tests = ()
+
+    def __init__(
+        self,
+        bound: BoundScheme,
+        grammar: str,
+        guide: Any,  # noqa: ANN401 - a tokenizer of llguidance
+        *,
+        marked: bool,
+    ) -> None:
+        super().__init__(bound.scheme, bound.host, bound.fingerprint)
+        self.needs = dataclasses.replace(bound.needs, sampling=marked and bound.needs.sampling)
+        self.expectations, self.artifact_identity = bound.expectations, bound.artifact_identity
+        self._bound, self._grammar, self._guide, self._marked = bound, grammar, guide, marked
+
+    def session(
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
+    ) -> GrammarSession:
+        bound = self._bound if self._marked else None
+        return GrammarSession(self._grammar, self._guide, bound, prompt_ids, attention_mask, seeds=seeds)
+
+    def finished(self, texts: Sequence[str], *, seeds: Sequence[int]) -> None:
+        """Pass finished texts on to a scheme that keeps records."""
+        record(self._bound, texts, seeds=seeds)
+
+    def state(self) -> State:
+        return self._bound.state()
 
 
 @functools.lru_cache(maxsize=16)
@@ -86,18 +115,14 @@ class GrammarSession(ChoosingSession):
         seeds: Seeds = None,
     ) -> None:
         self._matchers = [_first_matcher(guide, grammar).deep_copy() for _ in prompt_ids]
-        self._seeds, self._end = fresh_seeds(len(self._matchers), seeds), guide.eos_token
-        self._session = (
-            None if bound is None else bound.session(prompt_ids, attention_mask, seeds=self._seeds)
-        )
-        self._final = bound is not None and bound.needs.final_distribution
-        self._start, self._read = prompt_ids.shape[1], 0
-        self._noise: RandomStreams | None = None
-
-    measures = True  # by the session that marks
+        self._start, self._read, self._end = prompt_ids.shape[1], 0, guide.eos_token
+        if bound is None:
+            self._writer = Writer(None, prompt_ids, seeds=fresh_seeds(len(prompt_ids), seeds))
+        else:
+            self._writer = bound.writer(prompt_ids, attention_mask, seeds=seeds)
 
     def room(self) -> torch.Tensor | None:
-        return None if self._session is None else self._session.room()
+        return self._writer.room()
 
     def choose(self, input_ids: torch.Tensor, scores: torch.Tensor, decoding: Decoding) -> Choice:
         import torch
@@ -108,13 +133,9 @@ class GrammarSession(ChoosingSession):
             if not matcher.is_stopped():
                 matcher.consume_tokens(ids)
         self._read = step
-        if self._noise is None:
-            self._noise = RandomStreams(self._seeds, device=scores.device)
         allowed = np.stack([self._allowed(matcher, scores.shape[1]) for matcher in self._matchers])
         masked = scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -float("inf"))
-        return draw(
-            masked, decoding, self._noise, step, session=self._session, input_ids=input_ids, final=self._final
-        )
+        return self._writer.draw(input_ids, masked, decoding)
 
     def _allowed(self, matcher: Any, vocab_size: int) -> Mask:  # noqa: ANN401 - a matcher of llguidance
         """Which ids (vocab,) may follow."""

@@ -11,8 +11,7 @@ from tests.desk.live import bound
 from dewmark import Key, Watermark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.sampling import RandomStreams, Session, draw
-from dewmark.scheme import Needs
+from dewmark.mark import Session, Writer
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -152,23 +151,19 @@ def test_a_grammar_that_allows_everything_changes_nothing(letters, temperature):
             return scores + (scores > scores.logsumexp(1, keepdim=True) - 5.0) * 3.0
 
     class Final:
-        needs = Needs(final_distribution=True)
-
-        def session(self, *_, **__):
-            return Raising()
+        def writer(self, prompt_ids, *_, seeds):
+            return Writer(Raising(), prompt_ids, seeds=seeds, final=True)
 
     ids = plain = torch.full((2, 1), tokenizer.encode("a").ids[0])
     session = GrammarSession(anything, guide, Final(), ids, seeds=seeds)
-    noise = RandomStreams(seeds, device=torch.device("cpu"))
+    free = Final().writer(ids, seeds=seeds)
     generator = torch.Generator().manual_seed(7)
     printable = tokenizer.encode("abcdefghijklmnopqrstuvwxyz").ids
-    for step in range(40):
+    for _ in range(40):
         logits = torch.full((2, vocab), -float("inf"))
         logits[:, printable] = 2.0 * torch.randn((2, len(printable)), generator=generator)
         chosen, _ = session.choose(ids, logits, decoding)
-        unbound, _ = draw(
-            logits, decoding, noise, step, session=Final().session(), input_ids=plain, final=True
-        )
+        unbound, _ = free.draw(plain, logits, decoding)
         ids = torch.cat((ids, chosen[:, None]), dim=1)
         plain = torch.cat((plain, unbound[:, None]), dim=1)
     assert ids.tolist() == plain.tolist()

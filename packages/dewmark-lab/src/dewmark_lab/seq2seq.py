@@ -17,9 +17,10 @@ from dewmark.errors import ModelError
 from dewmark.hosts.transformers.attention import growing_attention
 from dewmark.hosts.transformers.decoding_loop import check_sound, device_of
 from dewmark.hosts.transformers.model_files import load_error, resolve
+from dewmark.mark import draw
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.models.hub import quiet_libraries
-from dewmark.sampling import RandomStreams, draw
+from dewmark.sampling import RandomStreams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from dewmark.hosts import load_host
     from dewmark.hosts.base import Host
     from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
+    from dewmark.mark import ChoosingSession, Session
     from dewmark.opening import Keys, load_scheme
     from dewmark.registry import ENCODERS, HOSTS, SCHEMES
-    from dewmark.sampling import ChoosingSession, Session
     from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
     from dewmark.stats.evidence import Evidence
     from dewmark.stats.key_test import Statistic, key_test
@@ -104,7 +104,7 @@ _MODULES = {
     "dewmark.hosts.transformers.watermarking_config": "WatermarkingConfig",
     "dewmark.opening": "Keys load_scheme",
     "dewmark.registry": "ENCODERS HOSTS SCHEMES",
-    "dewmark.sampling": "ChoosingSession Session",
+    "dewmark.mark": "ChoosingSession Session",
     "dewmark.scheme": "BoundScheme Needs Reading Scheme State",
     "dewmark.stats.evidence": "Evidence",
     "dewmark.stats.key_test": "Statistic key_test",

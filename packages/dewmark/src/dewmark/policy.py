@@ -15,27 +15,20 @@ does not know of policies: what is not marked carries no evidence.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dewmark import config, storage
+from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.text.words import words
+from dewmark.workspace import HostInfo, Tokenizer
 
-if TYPE_CHECKING:
-    import torch
-
-    from dewmark.sampling import Session
-    from dewmark.scheme import BoundScheme
-    from dewmark.types import Seeds
-
-__all__ = ["Policy", "Span", "load_policy", "policed"]
+__all__ = ["Exemptions", "Policy", "Span", "load_policy"]
 
 _RULES = 1  # raise it when a rule changes
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
@@ -82,6 +75,15 @@ class Policy:
             return "structured"
         return "quotation" if self.quotations and _in_quotation(text, prompt) else None
 
+    def exemptions(self, prompts: Sequence[Sequence[int]], host: HostInfo) -> Exemptions:
+        """What is left out of texts that follow prompts (ids) on a host."""
+        tokenizer = host.tokenizer
+        if self.numbers and tokenizer.identity not in _NUMBERS:
+            texts = tokenizer.decode([[i] for i in range(host.vocab_size)])
+            _NUMBERS[tokenizer.identity] = tuple(i for i, text in enumerate(texts) if _DIGIT.search(text))
+        unmarked = _NUMBERS[tokenizer.identity] if self.numbers else ()
+        return Exemptions(self, tokenizer.decode(prompts), tokenizer, unmarked)
+
     def spans(self, text: str, prompt: str = "") -> list[Span]:
         """The words of a text from one change of reason to the next."""
         found: list[Span] = []
@@ -116,55 +118,32 @@ def load_policy(name: str | Path) -> Policy:
     return Policy(**given)
 
 
-def policed(bound: BoundScheme, policy: Policy | None) -> BoundScheme:
-    """The same scheme, whose sessions leave out what the policy says."""
-    if policy is None:
-        return bound
-    changed = copy.copy(bound)
-    changed.session = functools.partial(_session, bound, policy)  # type: ignore[method-assign]
-    changed.policy = policy.version
-    return changed
+@dataclass(frozen=True)
+class Exemptions:
+    """What a policy leaves out of one batch of texts, which follow ``prompts``.
+
+    ``unmarked_ids`` are tokens that are never marked.
+    """
+
+    policy: Policy
+    prompts: Sequence[str]
+    tokenizer: Tokenizer
+    unmarked_ids: Sequence[int] = ()
+
+    def spares(self, written: Sequence[Sequence[int]]) -> list[bool]:
+        """Say of each text, by the ids written so far, whether its next token carries no mark."""
+        texts = self.tokenizer.decode(written)
+        return [
+            self.policy.reason(text.rstrip("\N{REPLACEMENT CHARACTER}"), prompt) is not None
+            for text, prompt in zip(texts, self.prompts, strict=True)
+        ]
+
+    def exempts(self, decoding: Decoding) -> bool:
+        """Say whether texts with these options carry no mark at all."""
+        return self.policy.exempts(max_new_tokens=decoding.max_new_tokens) is not None
 
 
-def _session(
-    bound: BoundScheme,
-    policy: Policy,
-    prompt_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    *,
-    seeds: Seeds = None,
-) -> Session:
-    from dewmark.sampling import SparingSession, fresh_seeds
-
-    decode = bound.host.tokenizer.decode
-    seeds = fresh_seeds(len(prompt_ids), seeds)
-    prompts = decode(prompt_ids.tolist())
-
-    def spares(written: Sequence[Sequence[int]]) -> list[bool]:
-        texts = (text.rstrip("\N{REPLACEMENT CHARACTER}") for text in decode(written))
-        return [policy.reason(text, prompt) is not None for text, prompt in zip(texts, prompts, strict=True)]
-
-    return SparingSession(
-        bound.session(prompt_ids, attention_mask, seeds=seeds),
-        spares,
-        start=prompt_ids.shape[1],
-        seeds=seeds,
-        final=bound.needs.final_distribution,
-        unmarked_ids=_number_ids(bound) if policy.numbers else (),
-        exempts=lambda decoding: policy.exempts(max_new_tokens=decoding.max_new_tokens) is not None,
-    )
-
-
-def _number_ids(bound: BoundScheme) -> tuple[int, ...]:
-    """The tokens with a digit."""
-    tokenizer = bound.host.tokenizer
-    if tokenizer.identity not in _NUMBERS:
-        texts = tokenizer.decode([[i] for i in range(bound.host.vocab_size)])
-        _NUMBERS[tokenizer.identity] = tuple(i for i, text in enumerate(texts) if _DIGIT.search(text))
-    return _NUMBERS[tokenizer.identity]
-
-
-_NUMBERS: dict[str, tuple[int, ...]] = {}
+_NUMBERS: dict[str, tuple[int, ...]] = {}  # the tokens with a digit, by tokenizer
 
 
 # Rules

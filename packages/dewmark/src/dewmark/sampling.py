@@ -1,47 +1,37 @@
-"""How the next token is drawn: random numbers, warping, the race and sessions.
+"""The mathematics of drawing a token: random numbers, warping and the race.
 
 **The race.** Token i, of probability p_i, wins if E_i / p_i is smallest, where every E_i is an independent
 Exp(1) number (the Gumbel-max trick without the outer logarithm); P(i wins) = p_i exactly. E_i depends only on
 the row's seed, the step and i, so a row draws the same numbers in every batch and on every device. The race
 is also robust to rounding: the winner changes only where two tokens nearly tie.
 
-**Who draws.** `draw` takes one step for a whole batch, marked or not, and every host calls it. A `Session`
-marks the logits and leaves the draw to `draw`; a `ChoosingSession` draws the token itself, usually with a
-`CandidateRace`. Engines whose batches change from step to step go through
-`dewmark.serving_rows`.
-
-Boundary: functions of logits (batch, vocab) and of the rows' own random numbers. No model, no scheme.
+Boundary: functions of logits (batch, vocab) and of the rows' own random numbers. No session, no scheme;
+`dewmark.mark` makes them steps of texts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dewmark.cuda.word_race import draw_plain, usable
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, NumericalError, VocabularyError
-from dewmark.room import gain, log_probability
+from dewmark.errors import NumericalError, VocabularyError
+from dewmark.splitmix import GOLDEN, MIX_1, MIX_2
 from dewmark.types import Seeds
 
 __all__ = [
     "Choice",
-    "ChoosingSession",
     "RandomStreams",
-    "Session",
     "check_logits",
     "draft_seed",
-    "draw",
     "filter_logits",
     "fresh_seeds",
     "left_padding",
@@ -54,15 +44,11 @@ Choice = tuple[Tensor, Tensor]
 
 _MINUS_INF = -math.inf
 _STEPS_AT_ONCE = 256
-# SplitMix64's constants, as signed 64-bit integers
-_GOLDEN, _MIX_1, _MIX_2 = (
-    value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
-_FEW = 128  # the largest top-k whose tokens are looked for directly: twice as many, and
+_GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (GOLDEN, MIX_1, MIX_2))  # as signed integers
+# Shortcuts on a CPU; docs/log/speed.md says what each saves of a whole text
+_FEW = 1024  # the likeliest tokens, among which is mostly all that filters leave
+_SMALL_TOP_K = 128  # whose tokens are looked for directly: twice as many, and
 _TIES = 24  # these, since tokens that tie with the k-th stay
-_SORTED = 1024  # the likeliest tokens among which top-p is looked for first
-_SPARED = 2  # the purpose of numbers for tokens without a mark
-_LINES = 16  # a row of logits folded into this many lines, to find its largest entries
 
 
 # Random numbers
@@ -128,7 +114,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-# Warping and drawing
+# Warping and the race
 
 
 def warp(scores: Tensor, decoding: Decoding) -> Tensor:
@@ -142,16 +128,11 @@ def filter_logits(scores: Tensor, decoding: Decoding) -> Tensor:
         below_top = scores - scores.amax(dim=-1, keepdim=True)
         scores = scores.masked_fill(below_top.exp() < decoding.min_p, _MINUS_INF)
     if decoding.top_k > 0:
-        scores = _keep_top_k(scores, decoding.top_k)
+        least = scores.topk(min(decoding.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, _MINUS_INF)  # ties with the k-th largest stay
     if decoding.top_p < 1.0:
         scores = _keep_top_p(scores, decoding.top_p)
     return scores
-
-
-def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
-    """Set every logit below the k-th largest of its row to -inf; ties with it stay."""
-    least = scores.topk(min(top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-    return scores.masked_fill(scores < least, _MINUS_INF)
 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
@@ -160,7 +141,7 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     They are nearly always among a few hundred, so only rows where they are not are sorted as a whole.
     """
     total = scores.logsumexp(dim=-1, keepdim=True)
-    ordered, _ = likeliest(scores, _SORTED)
+    ordered, _ = likeliest(scores, _FEW)
     least = _least_kept(ordered, total, top_p)
     wide = (ordered[:, -1:] >= least).squeeze(1)  # more may belong to it
     if ordered.shape[1] < scores.shape[1] and bool(wide.any()):
@@ -192,65 +173,27 @@ def race(scores: Tensor, exponentials: Tensor) -> Choice:
     return ids, torch.isfinite(best)
 
 
-def draw(
-    scores: Tensor,
-    decoding: Decoding,
-    noise: RandomStreams,
-    step: int,
-    *,
-    session: Session | None = None,
-    input_ids: Tensor | None = None,
-    final: bool = False,
-) -> Choice:
-    """Draw each row's next id from the host's logits (batch, vocab), marked by ``session`` if there is one.
+def race_of_few(scores: Tensor, states: Tensor) -> Choice | None:
+    """`race` among the likeliest tokens of filtered logits (batch, vocab); None if more than those are left.
 
-    ``input_ids`` (batch, length) is the text so far. ``final`` says that the session marks the final
-    distribution, after temperature and filters, instead of the host's own logits.
+    Each token has the number that it has in a race of all, under states (batch, 1).
     """
-    if session is not None:
-        assert input_ids is not None
-        if isinstance(session, ChoosingSession):
-            chosen = session.choose(input_ids, scores, decoding)
-            if not session.measures:
-                session.measure(log_probability(warp(scores.float(), decoding), chosen[0]))
-            return chosen
-        if not final:
-            scores = session(input_ids, scores)
-    if decoding.temperature == 0.0:
-        best, ids = scores.max(dim=-1)
-        return ids, torch.isfinite(best)
-    if not usable(noise.device.type) and not final and 0 < decoding.top_k <= _FEW:
-        values, ids = likeliest(scores.to(noise.device), 2 * decoding.top_k + _TIES)
-        choice = _race_of_few(warp(values, decoding), ids, scores.shape[1], noise.states(step))
-        if choice is not None:
-            return choice
-    scores = warp(scores, decoding)
-    if session is not None and final:
-        assert input_ids is not None
-        drawn = _drawn(session(input_ids, scores), decoding, noise, step)
-        if session.unbiased:
-            session.measure(log_probability(scores, drawn[0]))
-        return drawn
-    return _drawn(scores, decoding, noise, step)
+    return _race_among(*likeliest(scores, _FEW), scores.shape[1], states)
 
 
-def _drawn(scores: Tensor, decoding: Decoding, noise: RandomStreams, step: int) -> Choice:
-    """Draw from final logits (batch, vocab)."""
-    if usable(noise.device.type):
-        return draw_plain(scores, noise.states(step))
-    scores = scores.to(noise.device)
-    if decoding.filters:
-        choice = _race_of_few(*likeliest(scores, _SORTED), scores.shape[1], noise.states(step))
-        if choice is not None:
-            return choice
-    return race(scores, noise.exponentials(step, scores.shape[1]))
+def race_of_top_k(scores: Tensor, decoding: Decoding, states: Tensor) -> Choice | None:
+    """`race` among those that a small top-k leaves of logits (batch, vocab), without warping the others.
 
-
-def _race_of_few(values: Tensor, ids: Tensor, vocab: int, states: Tensor) -> Choice | None:
-    """The race among the m likeliest tokens, ``values`` and ``ids`` (batch, m), if filters left no others.
-
-    Each token has the number that it has in a race of all. None if others may be left.
+    None if there is no such top-k, or if too many tokens tie with the k-th.
     """
+    if not 0 < decoding.top_k <= _SMALL_TOP_K:
+        return None
+    values, ids = likeliest(scores, 2 * decoding.top_k + _TIES)
+    return _race_among(warp(values, decoding), ids, scores.shape[1], states)
+
+
+def _race_among(values: Tensor, ids: Tensor, vocab: int, states: Tensor) -> Choice | None:
+    """The race of the m likeliest tokens, ``values`` and ``ids`` (batch, m); None if others may be left."""
     if ids.shape[1] < vocab and bool((values[:, -1] > _MINUS_INF).any()):
         return None
     at, sound = race(values, token_uniforms(states, ids).log_().neg_())
@@ -258,40 +201,23 @@ def _race_of_few(values: Tensor, ids: Tensor, vocab: int, states: Tensor) -> Cho
 
 
 def likeliest(scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """Values and ids of the m largest entries of each row (batch, vocab), both (batch, m), largest first.
+    """Values and ids of the m largest entries of each row (batch, vocab), both (batch, m), largest first."""
+    values, ids = scores.topk(min(m, scores.shape[1]), dim=-1)
+    return values, ids
 
-    If a row has fewer finite logits than m, ids whose value is -inf may be listed twice.
+
+class RowOptions(NamedTuple):
+    """Temperature, top-k (infinite for none), top-p and min-p of each row, (rows, 4) float32.
+
+    ``filters`` (rows,), on the CPU, says which rows have a filter.
     """
-    folded = _folded(scores)
-    return _largest(folded, m, vocab=scores.shape[1])
+
+    values: Tensor
+    filters: Tensor
 
 
-def _folded(scores: Tensor) -> Tensor:
-    """Rows (batch, vocab) as (batch, 16, columns), padded with -inf: id = line * columns + column."""
-    short = -scores.shape[1] % _LINES
-    scores = torch.nn.functional.pad(scores, (0, short), value=_MINUS_INF) if short else scores
-    return scores.view(len(scores), _LINES, -1)
-
-
-def _largest(folded: Tensor, m: int, *, vocab: int) -> tuple[Tensor, Tensor]:
-    """The m largest entries of each folded row.
-
-    They lie in the m columns with the largest maxima, so one cheap pass over the vocabulary and two searches
-    in a sixteenth of it find them (five times faster on one CPU core for m = 32).
-    """
-    columns = folded.shape[2]
-    if columns < 2 * m:
-        values, ids = folded.flatten(1)[:, :vocab].topk(min(m, vocab), dim=-1)
-        return values, ids
-    peaks = folded.amax(dim=1)
-    chosen = peaks.topk(m, dim=-1, sorted=False).indices.unsqueeze(1).expand(-1, _LINES, -1)
-    lines = torch.arange(_LINES, device=folded.device)[:, None] * columns
-    values, at = folded.gather(2, chosen).flatten(1).topk(m, dim=-1)
-    return values, (chosen + lines).flatten(1).gather(1, at).clamp_(max=vocab - 1)
-
-
-def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> Tensor:
-    """Temperature, top-k (infinite for none), top-p and min-p of each row, (rows, 4) float32."""
+def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> RowOptions:
+    """The options of rows, for a device."""
     first, count = decodings[0], len(decodings)
     if all(decoding is first for decoding in decodings):
         return _options((first,), count, device)
@@ -299,10 +225,11 @@ def decoding_options(decodings: Sequence[Decoding], device: torch.device) -> Ten
 
 
 @functools.lru_cache(maxsize=256)
-def _options(decodings: tuple[Decoding, ...], times: int, device: torch.device) -> Tensor:
+def _options(decodings: tuple[Decoding, ...], times: int, device: torch.device) -> RowOptions:
     rows = [(d.temperature, d.top_k or math.inf, d.top_p, d.min_p) for d in decodings] * times
     with torch.inference_mode(False):  # kept for later calls, in any mode
-        return torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
+        values = torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
+        return RowOptions(values, torch.tensor([d.filters for d in decodings] * times))
 
 
 class CandidateRace:
@@ -317,13 +244,11 @@ class CandidateRace:
 
     def __init__(self, scores: Tensor, decodings: Sequence[Decoding], m: int) -> None:
         """``scores`` (batch, vocab) float32 are the host's logits, which stay as they are."""
-        self._vocab = scores.shape[1]
         options = decoding_options(decodings, scores.device)
-        temperature, top_k, top_p, min_p = options.unsqueeze(-1).unbind(1)
-        folded = _folded(scores / temperature)
-        self._scores = folded.flatten(1)
-        self.values, self.candidates = _largest(folded, m, vocab=self._vocab)
-        self._closed = torch.tensor([d.filters for d in decodings])
+        temperature, top_k, top_p, min_p = options.values.unsqueeze(-1).unbind(1)
+        self._scores = scores / temperature
+        self.values, self.candidates = likeliest(self._scores, m)
+        self._closed = options.filters.clone()
         if bool(self._closed.any()):
             self._filter(decodings, top_k, top_p, min_p)
 
@@ -366,7 +291,7 @@ class CandidateRace:
         """
         if bool(self._closed.all()):
             return token_uniforms(states, self.candidates)
-        self._uniforms = token_uniforms(states, torch.arange(self._vocab, device=states.device))
+        self._uniforms = token_uniforms(states, torch.arange(self._scores.shape[1], device=states.device))
         return self._uniforms.gather(1, self.candidates)
 
     def winners(self, exponentials: Tensor) -> Choice:
@@ -379,161 +304,32 @@ class CandidateRace:
         first, at = times.min(dim=1, keepdim=True)
         chosen = self.candidates.gather(1, at)
         open_rows = (~self._closed).nonzero().flatten().to(first.device)
-        if len(open_rows) == len(first):
-            first, chosen = self._race_others(
-                self._scores, self.candidates, top, self._uniforms, first, chosen
-            )
-        elif len(open_rows):
+        if len(open_rows):
             every = (self._scores, self.candidates, top, self._uniforms, first, chosen)
-            mine = (each[open_rows] for each in every)
-            first[open_rows], chosen[open_rows] = self._race_others(*mine)
+            mine = every if len(open_rows) == len(first) else [each[open_rows] for each in every]
+            first[open_rows], chosen[open_rows] = _race_others(*mine)
         return chosen.squeeze(1), torch.isfinite(first).squeeze(1)
 
-    def _race_others(
-        self, scores: Tensor, candidates: Tensor, top: Tensor, uniforms: Tensor, first: Tensor, chosen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
 
-        −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
-        to beat: one token in a row or so, and only those need logarithms.
-        """
-        scores = scores[:, : self._vocab].scatter(1, candidates, _MINUS_INF)
-        reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
-        rows, ids = torch.nonzero((1.0 - uniforms).float() <= reach, as_tuple=True)
-        times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
-        best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
-        won = times == best[rows]
-        won_ids = chosen.squeeze(1).scatter(0, rows[won], ids[won])
-        return best.unsqueeze(1), won_ids.unsqueeze(1)
+def _race_others(
+    scores: Tensor, candidates: Tensor, top: Tensor, uniforms: Tensor, first: Tensor, chosen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Times and ids (rows, 1) of the winners after all tokens but the candidates have raced too.
 
-
-# Sessions
-
-
-class Session(ABC):
-    """Marks one batch of texts while they grow and ends with it, so nothing leaks from text to text."""
-
-    @abstractmethod
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return marked logits, same shape; called once per step.
-
-        ``input_ids`` (batch, length) holds the prompts and the tokens written so far, padded on the left;
-        ``scores`` (batch, vocab) holds the host's logits for the next token, before temperature and filters
-        or after them, as the scheme's `Needs` say. The signature is that of a transformers logits processor.
-        """
-
-    unbiased: bool = True
-    """False if a bias shifts the final distribution, so that the tokens do not tell the room."""
-
-    _room: Tensor | None = None
-
-    def room(self) -> Tensor | None:
-        """Σ g(p) of the texts so far and the steps that could carry the mark, (batch, 2); None if unknown.
-
-        `dewmark.room` says what it is. A row of which nothing is known is NaN.
-        """
-        return self._room
-
-    def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
-        """Count a step's tokens by their log-probabilities (batch,), of the rows in ``carries`` (batch,)."""
-        new = torch.stack((gain(log_p), torch.ones_like(log_p, dtype=torch.float32)), dim=1)
-        if carries is not None:
-            new = new * carries.to(new.device).unsqueeze(1)
-        self._room = new if self._room is None else self._room + new
-
-
-class ChoosingSession(Session):
-    """A session that draws the token itself, because its mark lies in the randomness of the draw."""
-
-    measures: ClassVar[bool] = False
-    """Whether `choose` counts the room that is left; else `draw` does, which warps the logits once more."""
-
-    @abstractmethod
-    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab) under ``decoding``."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Draw from final logits (batch, vocab); return logits in which only the chosen token is finite."""
-        return one_hot_logits(scores, self.choose(input_ids, scores, Decoding()))
-
-
-class DraftingSession(ChoosingSession):
-    """A session that can choose between drafts of its texts: rows that are drafts of one text lie together.
-
-    A choice is made every ``stretch`` tokens.
+    −log U is at least 1 − U, so a token of share s can only be first if 1 − U is at most s times the time
+    to beat: one token in a row or so, and only those need logarithms.
     """
-
-    stretch: int
-
-    @abstractmethod
-    def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
-        """As `choose`, counting what is drawn in the rows (batch,) that are ``live``."""
-
-    @abstractmethod
-    def keep_best(self, drafts: int) -> Tensor:
-        """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
+    scores = scores.scatter(1, candidates, _MINUS_INF)
+    reach = (scores - top.float()).exp_().mul_(first * (1.0 + 1e-4))  # more than float32's rounding
+    rows, ids = torch.nonzero((1.0 - uniforms).float() <= reach, as_tuple=True)
+    times = -uniforms[rows, ids].log() / (scores[rows, ids].double() - top[rows, 0]).exp()
+    best = first.squeeze(1).scatter_reduce(0, rows, times, "amin")
+    won = times == best[rows]
+    won_ids = chosen.squeeze(1).scatter(0, rows[won], ids[won])
+    return best.unsqueeze(1), won_ids.unsqueeze(1)
 
 
-class SparingSession(ChoosingSession):
-    """Marks with another session, except where ``spares`` says so of the ids that a row has written.
-
-    Spared tokens are drawn from the host's distribution with the row's unkeyed numbers. Tokens in
-    ``unmarked_ids`` are never chosen by the mark: an unkeyed draw decides whether the next token is one of
-    them, and the mark chooses among the others only, so the distribution stays what it was. With options that
-    ``exempts`` a text carries no mark at all.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        spares: Callable[[Sequence[Sequence[int]]], Sequence[bool]],
-        *,
-        start: int,
-        seeds: Sequence[int],
-        final: bool,
-        unmarked_ids: Sequence[int] = (),
-        exempts: Callable[[Decoding], bool] = lambda _: False,
-    ) -> None:
-        self._session, self._spares, self._start, self._final = session, spares, start, final
-        self._seeds, self._exempts = seeds, exempts
-        self._noise: RandomStreams | None = None
-        self._unmarked_ids = torch.tensor(unmarked_ids if final else (), dtype=torch.long)
-
-    measures = True
-
-    def _count(self, spared: Tensor, before: Tensor | None) -> None:
-        """Add what the marking session counted in this step, if anything, where the token was not spared."""
-        counted, after = self._room, self._session.room()
-        assert counted is not None
-        new = counted * math.nan if after is None else after if before is None else after - before
-        new = new.to(counted.device).masked_fill(spared.to(counted.device).unsqueeze(1), 0.0)
-        self._room = counted + new
-
-    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
-        if self._noise is None:
-            self._noise = RandomStreams(self._seeds, device=scores.device, purpose=_SPARED)
-            self._room = torch.zeros((len(scores), 2), device=scores.device)
-        step = input_ids.shape[1] - self._start
-        plain, sound = draw(scores, decoding, self._noise, step)
-        if self._exempts(decoding):
-            return plain, sound
-        spared = torch.tensor(self._spares(input_ids[:, self._start :].tolist()), device=plain.device)
-        if len(self._unmarked_ids):
-            unmarked = self._unmarked_ids.to(plain.device)
-            spared |= torch.isin(plain, unmarked)
-            scores = warp(scores, decoding).index_fill(1, unmarked.to(scores.device), _MINUS_INF)
-            decoding = dataclasses.replace(decoding, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        if bool(spared.all()):
-            return plain, sound
-        scores = torch.where(spared.to(scores.device)[:, None], torch.zeros_like(scores), scores)
-        before = self._session.room()
-        marked, fine = draw(
-            scores, decoding, self._noise, step, session=self._session, input_ids=input_ids, final=self._final
-        )
-        self._count(spared, before)
-        return torch.where(spared, plain, marked.to(plain.device)), torch.where(
-            spared, sound, fine.to(sound.device)
-        )
+# Logits of hosts
 
 
 def one_hot_logits(scores: Tensor, choice: Choice) -> Tensor:
@@ -570,41 +366,3 @@ def left_padding(prompt_ids: Tensor, attention_mask: Tensor | None, *, pad_id: i
         attention_mask = (prompt_ids != pad_id) if pad_id is not None else torch.ones_like(prompt_ids)
     # argmax finds the first True, which is the length of the leading run of padding
     return attention_mask.to(torch.int8).argmax(dim=1, keepdim=True)
-
-
-class SessionProcessor:
-    """A session of final logits as a processor that draws: one finite logit per row comes out."""
-
-    def __init__(self, session: Session, *, rows: int, seeds: Seeds, decoding: Decoding) -> None:
-        decoding.check_samples()
-        self._session, self._decoding = session, decoding
-        self._rows = rows
-        self._seeds = fresh_seeds(rows, seeds)
-        self._noise: RandomStreams | None = None
-        self._step = 0
-
-    def room(self) -> Tensor | None:
-        """What the texts so far left to the mark, as `Session.room` gives it."""
-        return self._session.room()
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Logits (batch, vocab) to logits with one finite entry per row."""
-        if len(input_ids) != self._rows:
-            raise ConfigError(
-                f"the processor was made for {self._rows} prompts but is called with {len(input_ids)} rows: "
-                "each row draws its own tokens, so use num_beams=1, and for num_return_sequences repeat the "
-                "prompts yourself"
-            )
-        if self._noise is None:
-            self._noise = RandomStreams(self._seeds, device=scores.device)
-        choice = draw(
-            scores.float(),
-            self._decoding,
-            self._noise,
-            self._step,
-            session=self._session,
-            input_ids=input_ids,
-            final=True,
-        )
-        self._step += 1
-        return one_hot_logits(scores, choice)

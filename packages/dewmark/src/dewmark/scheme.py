@@ -4,8 +4,8 @@ Three objects, each with one lifetime:
 
 - A `Scheme` is a frozen dataclass whose fields are its configuration and nothing else.
 - A `BoundScheme` is a scheme joined to a key and a host's vocabulary. It is immutable and shared by threads;
-  it marks through sessions, and it detects.
-- A `Session` (`dewmark.sampling`) marks one batch of texts and ends with it.
+  it marks through sessions, writers and rows, and it detects.
+- A `Session` (`dewmark.mark`) marks one batch of texts and ends with it.
 
 A bound scheme sees a host only through `HostInfo`: tokenizer, vocabulary size, input embeddings. Scoring
 therefore never runs the host, unless the scheme's `Needs` say so.
@@ -19,6 +19,7 @@ What only some schemes can do is in `dewmark.capabilities`.
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.core.keys import Key
-    from dewmark.sampling import Session
+    from dewmark.mark import Rows, Session, Writer
+    from dewmark.policy import Policy
 
 __all__ = [
     "BoundScheme",
@@ -191,13 +193,14 @@ class BoundScheme(ABC):
     """A scheme joined to a key and a host's vocabulary: it marks and it detects.
 
     ``tests`` names the statistical tests it offers, the default first. ``expectations`` read the texts that
-    are detected, if any do. A scheme with an artifact has an ``artifact_identity``: two artifacts are two
-    configurations. ``policy`` is the version of the one under which it marks.
+    are detected, if any do. ``artifact_identity`` names the scheme's artifact, if it has one: two artifacts
+    are two configurations. ``policy`` says what marking leaves out.
     """
 
     tests: ClassVar[tuple[str, ...]]
     expectations: Expectations | None = None
-    policy: str | None = None
+    policy: Policy | None = None
+    artifact_identity: str | None = None
 
     def __init__(self, scheme: Scheme, host: HostInfo, fingerprint: str) -> None:
         self.scheme, self.host, self.fingerprint = scheme, host, fingerprint
@@ -212,8 +215,8 @@ class BoundScheme(ABC):
         """
         host = "" if self.scheme.host_free else self.host.identity
         parts = [self.scheme.name, self.scheme.to_dict(), host, self.fingerprint]
-        if (artifact := getattr(self, "artifact_identity", None)) is not None:
-            parts.append(artifact)
+        if self.artifact_identity is not None:
+            parts.append(self.artifact_identity)
         if self.expectations is not None:
             parts.append({"reader": self.expectations.identity})
         return cfg.config_hash(*parts)
@@ -231,6 +234,29 @@ class BoundScheme(ABC):
         needs; without them it is fresh.
         """
 
+    def writer(
+        self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
+    ) -> Writer:
+        """Start writing marked texts from a batch of prompts, as `session`: the way in of every host."""
+        from dewmark.mark import Writer
+        from dewmark.sampling import fresh_seeds
+
+        seeds = fresh_seeds(len(prompt_ids), seeds)
+        session = self.session(prompt_ids, attention_mask, seeds=seeds)
+        exemptions = None if self.policy is None else self.policy.exemptions(prompt_ids.tolist(), self.host)
+        final = self.needs.final_distribution
+        return Writer(session, prompt_ids, seeds=seeds, final=final, exemptions=exemptions)
+
+    def rows(self, device: torch.device) -> Rows[Any]:
+        """Mark the texts of an engine's changing batch, by default with a writer for each."""
+        import torch
+
+        from dewmark.mark import WriterRows
+
+        return WriterRows(
+            lambda prompt, seed: self.writer(prompt, torch.ones_like(prompt), seeds=[seed]), device
+        )
+
     def processor(
         self,
         prompt_ids: torch.Tensor,
@@ -245,12 +271,24 @@ class BoundScheme(ABC):
         final distribution therefore takes them from ``decoding``: it applies them, draws the token, and
         leaves only that one finite, so that nothing later can change it. Other schemes ignore ``decoding``.
         """
-        session = self.session(prompt_ids, attention_mask, seeds=seeds)
-        if not self.needs.final_distribution:
-            return session
-        from dewmark.sampling import SessionProcessor
+        writer = self.writer(prompt_ids, attention_mask, seeds=seeds)
+        if self.needs.final_distribution:
+            decoding.check_samples()
+        return functools.partial(writer.logits, decoding=decoding)
 
-        return SessionProcessor(session, rows=len(prompt_ids), seeds=seeds, decoding=decoding)
+    def under_policy(self, policy: Policy | None) -> Self:
+        """The same scheme, whose writers leave out what the policy says."""
+        return self._with(policy=policy)
+
+    def member_of(self, seed: int) -> int | None:
+        """The member of the key's ring that marks a text with this seed, if the key has members."""
+        return None
+
+    def _with(self, **attributes: object) -> Self:
+        """The same scheme with other attributes; this one stays as it is."""
+        made = copy.copy(self)
+        vars(made).update(attributes)
+        return made
 
     def unmarked_reason(self, room: Room | None, *, fpr: float = DEFAULT_FPR) -> str | None:
         """Why a text that was written with the mark counts as unmarked; None if it is marked.

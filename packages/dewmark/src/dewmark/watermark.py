@@ -18,7 +18,7 @@ from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import ChatFormat, Conversation, Host, OnBatch, check_conversation, stream_text
 from dewmark.manifests import Signs, append_manifest, with_manifest
 from dewmark.opening import DEFAULT_HOST, chosen_scheme, find_host, open_reader, open_workspace
-from dewmark.policy import Policy, policed
+from dewmark.policy import Policy
 from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme
 from dewmark.types import Generation, Seeds
@@ -86,7 +86,7 @@ class Watermark(DetectsMarks):
 
     def marking(self, *, member: int | None = None, payload: int | None = None) -> BoundScheme:
         """The scheme as it marks: by a member of the key's ring, with a payload, under the policy."""
-        return policed(for_member(self.scheme, member=member, payload=payload), self.policy)
+        return for_member(self.scheme, member=member, payload=payload).under_policy(self.policy)
 
     def generate(
         self,

@@ -25,7 +25,8 @@ from dewmark.dew.word_step import WordStates, WordTables
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
-from dewmark.sampling import RandomStreams, draw, race
+from dewmark.mark import draw
+from dewmark.sampling import RandomStreams, race
 from dewmark.text.trie import build_trie
 from dewmark.workspace import Workspace
 

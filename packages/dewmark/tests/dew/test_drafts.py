@@ -97,19 +97,7 @@ def test_drafts_with_more_choice_are_not_preferred() -> None:
     for _ in range(12):
         p = np.where(np.arange(size) % 2, 1e-6, 0.7)
         x = torch.from_numpy(ndtri_exp(-p * rng.exponential(size=size)))
-        scores.add(
-            Drawn(
-                true,
-                true,
-                x,
-                log_p=torch.from_numpy(np.log(p)),
-                marked=true,
-                begins=true,
-                log_share=x,
-                root=x,
-            ),
-            true,
-        )
+        scores.add(Drawn(true, true, x, torch.from_numpy(np.log(p)), marked=true, begins=true), true)
     share = (scores.best(4) % 2).double().mean()
     assert float(share) == pytest.approx(0.5, abs=4.5 * 0.5 / np.sqrt(4000))
 
@@ -118,9 +106,7 @@ def test_what_an_ended_draft_draws_does_not_count() -> None:
     scores = DraftScores(6, device=CPU)
     noise = torch.tensor([0.0, 5.0, 1.0, 0.0, 1.0, 9.0], dtype=torch.float64)
     true = torch.ones(6, dtype=torch.bool)
-    drawn = Drawn(
-        true, true, noise, log_p=torch.zeros(6), marked=true, begins=true, log_share=noise, root=noise
-    )
+    drawn = Drawn(true, true, noise, log_p=torch.zeros(6), marked=true, begins=true)
     scores.add(drawn, torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.bool))
     assert scores.best(3).tolist() == [1, 4]
     assert scores.best(3).tolist() == [0, 3]  # counting began anew
@@ -138,8 +124,6 @@ def test_an_extension_replaces_what_the_shorter_word_scored(begins: bool, kept: 
             log_p=torch.zeros(2),
             marked=true,
             begins=true & starts,
-            log_share=torch.zeros(2),
-            root=torch.ones(2),
         )
         scores.add(drawn, torch.tensor(live, dtype=torch.bool))
     assert scores.best(2).tolist() == [kept]

@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 
 from dewmark.core.keys import Key
-from dewmark.cuda.word_race import INDEPENDENT, TAIL
 from dewmark.decoding import Decoding
 from dewmark.dew.noise import InverseRoot, innovations, keyed_noise, roots
 from dewmark.dew.race import WordRace
+from dewmark.dew.reference import INDEPENDENT, TAIL
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import WordStates
 from dewmark.hosts.fake import FakeHost

@@ -21,7 +21,6 @@ from scipy.special import log_ndtr, ndtri
 from tests.many_keys import score_under
 
 from dewmark.core.keys import Key
-from dewmark.cuda import word_race
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.dew import reference
@@ -100,12 +99,11 @@ def bound():
 
 def test_the_constants_are_those_of_the_default() -> None:
     default = DEW()
-    assert default.m == 256
-    assert (default.k, default.alpha) == (reference.CONTEXT, reference.ALPHA)
-    assert default.strength == reference.LAMBDA
-    assert (default.flatten, word_race.GAMMA) == (reference.LIMIT, reference.GAMMA)
-    assert (word_race.INDEPENDENT, word_race.TAIL) == (reference.INDEPENDENT, reference.TAIL)
-    assert (word_race.STEPS, word_race.KEPT) == (reference.STEPS, reference.KEPT)
+    assert (default.k, default.m, default.alpha) == (3, 256, 0.95)
+    assert (default.strength, default.flatten) == (0.35, 2.5)
+    mixture = default.bind(KEY, no_host(), WORKSPACE).race.mixture
+    assert (mixture.tail, mixture.gamma, mixture.independent) == (0.3, 0.5, 32)
+    assert (mixture.steps, mixture.kept) == (4, 8)
 
 
 def test_it_needs_no_torch() -> None:
@@ -291,7 +289,7 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
             aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha
         )
         x = innovations(aligned, mine, texts.state, texts.tables.units, alpha=alpha)
-        gain = marking.scheme.strength * np.tanh(word_race.GAMMA * aligned.u[0].numpy())
+        gain = marking.scheme.strength * np.tanh(reference.GAMMA * aligned.u[0].numpy())
         found = logits + gain - np.log(-log_ndtr(x[0].numpy()))
         np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dewmark.hosts.fake import FakeHost
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme
 
 

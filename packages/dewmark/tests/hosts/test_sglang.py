@@ -26,7 +26,6 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import open_rows
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -154,7 +153,7 @@ def test_each_request_is_marked_by_its_history(host, configured, tmp_path, caplo
                 mine = SAID[i] if i == 3 else {}
                 scheme = bound["ring" if mine else "acme"]
                 asked = {name: mine.get(f"dewmark_{name}") for name in ("member", "payload")}
-                rows = open_rows(for_member(scheme, **asked) if mine else scheme, CPU)
+                rows = (for_member(scheme, **asked) if mine else scheme).rows(CPU)
                 decoding = Decoding(temperature=0.9, top_p=0.95)
                 alone[i] = rows, rows.open(list(each.origin_input_ids), [], seed=i, decoding=decoding)
             rows, own = alone[i]

@@ -15,8 +15,8 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
+from dewmark.mark import Row
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import Row, open_rows
 from dewmark.workspace import Workspace
 
 VOCAB = 300
@@ -155,8 +155,7 @@ def test_every_request_is_marked_as_if_alone_however_the_batch_changes(
     processor = start(scheme, settings)
     bindable = processor._config.scheme
     markers = {
-        name: open_rows(bindable.bind(key, host.info, Workspace(cache=tmp_path)), CPU)
-        for name, key in KEYS.items()
+        name: bindable.bind(key, host.info, Workspace(cache=tmp_path)).rows(CPU) for name, key in KEYS.items()
     }
     engine = Engine(random.Random(number))
     seen = 0

@@ -23,7 +23,6 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import open_rows
 from dewmark.workspace import Workspace
 
 VOCAB, SLOTS, ROOM, LENGTH = 300, 6, 64, 14
@@ -104,7 +103,7 @@ class Text:
     def write_alone(self, bound) -> None:
         """Fill ``alone``: one row, marked once per token."""
         asked = {name: self.said.get(f"dewmark_{name}") for name in ("member", "payload")}
-        rows = open_rows(for_member(bound[self.said.get("dewmark_key_id", "acme")], **asked), CPU)
+        rows = for_member(bound[self.said.get("dewmark_key_id", "acme")], **asked).rows(CPU)
         decoding = Decoding(temperature=0.8, top_p=0.95)
         row = rows.open(self.prompt, self.alone, seed=self.number, decoding=decoding)
         while len(self.alone) < LENGTH:

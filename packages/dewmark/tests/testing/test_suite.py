@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import State
 from dewmark.stats.key_test import Statistic, one_sided_p
 from dewmark.testing import CHECKS, Report, Trial, check_scheme

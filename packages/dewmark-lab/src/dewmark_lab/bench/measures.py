@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dewmark import mark
 from dewmark.config import cache_dir, parse_settings
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -29,7 +30,6 @@ from dewmark.hosts import host_info
 from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.prompts import openings
-from dewmark.sampling import RandomStreams, draw
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import Progress, Workspace, silent
 from dewmark_lab.bench.random_models import RANDOM
@@ -47,8 +47,8 @@ Task = Callable[[int], float]
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Logits (batch, vocab) of the token after ids (batch, length)."""
 
-Chooses = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Draws the next ids (batch,) after ids (batch, length) from logits (batch, vocab) at a step."""
+Chooses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Draws the next ids (batch,) after ids (batch, length) from logits (batch, vocab)."""
 
 
 # Timing in turns
@@ -210,7 +210,7 @@ class Writer:
     def _write(self, steps: int) -> None:
         for _ in range(steps):
             ids = self.ids[:, : self._length]
-            self.ids[:, self._length] = self._choose(ids, self._forward(ids), self._length - self._start)
+            self.ids[:, self._length] = self._choose(ids, self._forward(ids))
             self._length += 1
 
 
@@ -227,14 +227,10 @@ def eager(host: TransformersHost, forbidden: torch.Tensor) -> Forward:
 def drawn_by(scheme: BoundScheme | None, prompt: torch.Tensor) -> Chooses:
     """The token that a scheme draws, as this library's own decoding loop does; None: without a mark."""
     seeds = range(len(prompt))
-    session = None if scheme is None else scheme.session(prompt, torch.ones_like(prompt), seeds=seeds)
-    final = scheme is not None and scheme.needs.final_distribution
-    noise = RandomStreams(seeds, device=prompt.device)
-
-    def choose(ids: torch.Tensor, scores: torch.Tensor, step: int) -> torch.Tensor:
-        return draw(scores, Decoding(), noise, step, session=session, input_ids=ids, final=final)[0]
-
-    return choose
+    writer = mark.Writer(None, prompt, seeds=seeds)
+    if scheme is not None:
+        writer = scheme.writer(prompt, torch.ones_like(prompt), seeds=seeds)
+    return lambda ids, scores: writer.draw(ids, scores, Decoding())[0]
 
 
 def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[torch.Tensor], Chooses]]:
@@ -246,7 +242,7 @@ def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[tor
 
     def processed(processor: Callable[[], Any], prompt: torch.Tensor) -> Chooses:
         process, plain = processor(), drawn_by(None, prompt)
-        return lambda ids, scores, step: plain(ids, process(ids, scores), step)
+        return lambda ids, scores: plain(ids, process(ids, scores))
 
     keys = torch.randint(1 << 16, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     kgw = functools.partial(WatermarkLogitsProcessor, vocab_size, device)
@@ -257,8 +253,8 @@ def peer_marks(vocab_size: int, device: torch.device) -> dict[str, Callable[[tor
     }
     if importlib.util.find_spec("vllm") is not None:
         gumbel: Any = importlib.import_module("vllm.v1.watermarking.gumbel")
-        mark = gumbel.GumbelWatermarker(1234567, 4)
-        found["vllm gumbel"] = lambda _: lambda ids, scores, step: mark.sample(scores, ids[:, -4:]).token_ids
+        theirs = gumbel.GumbelWatermarker(1234567, 4)
+        found["vllm gumbel"] = lambda _: lambda ids, scores: theirs.sample(scores, ids[:, -4:]).token_ids
     return found
 
 

@@ -26,8 +26,10 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key
 from dewmark.errors import ArtifactError
-from dewmark.sampling import Session, check_logits, left_padding
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, left_padding
 from dewmark.scheme import BoundScheme, Reading, Scheme, State
+from dewmark.splitmix import GOLDEN
 from dewmark.stats.evidence import Evidence
 from dewmark.text.windows import ABSENT, windows_of
 from dewmark.types import Seeds
@@ -90,7 +92,7 @@ class TokenPairs:
 
 def _scrambled(code: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A bijection of 64-bit numbers that spreads small differences over all bits."""
-    code = code * np.uint64(0x9E3779B97F4A7C15)
+    code = code * np.uint64(GOLDEN)
     return np.asarray(code ^ (code >> np.uint64(32)))
 
 

@@ -24,15 +24,15 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
+from dewmark.cuda import MAX_COUNT
+from dewmark.splitmix import GOLDEN, MIX_1, MIX_2
 from dewmark.text.words import SPELLINGS
 
 _NO_FLOOR = tl.constexpr(-2139095040)  # `_ordered` of the lowest finite number
 _BELOW = tl.constexpr(-2147483648)  # below every number
 _CLOSED = tl.constexpr(0x7FFFFFFF)  # above every number
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MIX_2 = tl.constexpr(0x94D049BB133111EB)
-_MOST = tl.constexpr(100)  # a count that no limit reaches
+_GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
+_MOST = tl.constexpr(MAX_COUNT)
 _SPELLINGS = tl.constexpr(SPELLINGS)
 
 

@@ -24,22 +24,8 @@ from dewmark.errors import ConfigError
 from dewmark.room import LEAST, gains_on
 from dewmark.text.words import SPELLINGS
 
-MOST = 256
-"""The most candidates per row."""
-
-INDEPENDENT = 32
-"""The likeliest candidates of a step, whose noise is independent of one another."""
-TAIL = 0.3
-"""α of the other candidates."""
-STEPS, KEPT = 4, 8
-"""The last steps whose noise is remembered, and how many candidates of each."""
-PAST = STEPS * KEPT
-# Words alike are drawn by noise alike, of which the winner keeps less, and detection flattens what is left:
-# z was 0.73 to 0.77 of what independent words would gain (real words, temperature 0.3 to 1)
-GAIN_KEPT = 0.75
-"""The share of √α g(p) that is found (`dewmark.room`)."""
-GAMMA = 0.5
-"""γ: how fast the bias tanh(γu) saturates."""
+MAX_CANDIDATES = 256
+"""The most candidates per row that the kernels hold."""
 
 _BLOCK = 32  # logits in a block, and blocks in a group
 _GROUPS = 4  # that one program reads to keep their maxima
@@ -87,13 +73,19 @@ class RaceState(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """How keyed and fresh noise are mixed: α, the strength λ, and the root of a covariance."""
+    """How keyed and fresh noise are mixed (`dewmark.dew.noise.mixture_of`)."""
 
-    alpha: float
-    strength: float
+    alpha: float  # α of the likeliest candidates
+    tail: float  # α of the others
+    strength: float  # λ
+    gamma: float  # γ: how fast the bias λ tanh(γu) saturates
+    independent: int  # candidates whose noise is independent of one another
+    steps: int  # whose noise is remembered
+    kept: int  # candidates of each of them
+    gain_kept: float  # the share of √α g(p) that is found
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
-    rounds: int
+    rounds: int  # of the iteration for the root
 
 
 @functools.cache
@@ -276,11 +268,11 @@ def draw_words(
         len(tables.breaks),
         state.counts.shape[1],
         m,
-        min(INDEPENDENT, m),
+        min(mixture.independent, m),
         mixture.alpha,
-        min(mixture.alpha, TAIL),
+        mixture.tail,
         mixture.strength,
-        GAMMA,
+        mixture.gamma,
         KEPT=kept,
         K=k,
         K_ROOM=_room(k),
@@ -293,7 +285,7 @@ def draw_words(
         num_warps=8,
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)
-    n = min(INDEPENDENT, m)
+    n = min(mixture.independent, m)
     innovate = _launcher(race_kernels.innovate, scores, batch)
     innovate(
         ids,
@@ -313,7 +305,7 @@ def draw_words(
         m,
         n,
         mixture.alpha,
-        min(mixture.alpha, TAIL),
+        mixture.tail,
         mixture.scale,
         mixture.least,
         N=_room(n, 16),
@@ -323,8 +315,8 @@ def draw_words(
         C_ROOM=_room(d_C),
         COLUMNS=_COLUMNS,
         ROUNDS=mixture.rounds,
-        STEPS=STEPS,
-        USED=KEPT,
+        STEPS=mixture.steps,
+        USED=mixture.kept,
         num_warps=4,
     )
     tokens, sound = _finished(scores, random, options, limits, tops, first, chosen)
@@ -339,8 +331,8 @@ def draw_words(
         state.room,
         m,
         n,
-        GAIN_KEPT * math.sqrt(mixture.alpha),
-        GAIN_KEPT * math.sqrt(min(mixture.alpha, TAIL)),
+        mixture.gain_kept * math.sqrt(mixture.alpha),
+        mixture.gain_kept * math.sqrt(mixture.tail),
         (len(gains) - 1) / LEAST,
         len(gains) - 2,
         KEPT=kept,

@@ -29,8 +29,7 @@ class Drawn(NamedTuple):
     """One step of a batch: tokens (B,), whether a row had usable logits, and how the tokens won.
 
     ``noise`` (B,) is x of the winners and ``log_p`` (B,) their log-probabilities. ``marked`` (B,) says which
-    carry the mark, and ``begins`` (B,) which do not extend the open word. ``log_share`` (B,) are the
-    log-probabilities among the candidates, and ``root`` (B,) √α of the winners' noise.
+    carry the mark, and ``begins`` (B,) which do not extend the open word.
     """
 
     tokens: torch.Tensor
@@ -39,8 +38,6 @@ class Drawn(NamedTuple):
     log_p: torch.Tensor
     marked: torch.Tensor
     begins: torch.Tensor
-    log_share: torch.Tensor
-    root: torch.Tensor
 
 
 class DraftScores:

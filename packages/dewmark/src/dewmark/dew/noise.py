@@ -37,8 +37,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dewmark.cuda.word_race import INDEPENDENT, KEPT, PAST, TAIL, Mixture, RaceState
-from dewmark.dew.word_step import Aligned
+from dewmark.cuda.word_race import Mixture, RaceState
+from dewmark.dew.reference import GAMMA, INDEPENDENT, KEPT, STEPS, TAIL
+from dewmark.dew.word_step import GAIN_KEPT, Aligned
 
 _LEAST = 1e-3  # a smallest eigenvalue to assume where α is 1; roots of smaller ones are cut
 _MARGIN = 1e-3  # of the bounds, for rounding
@@ -83,13 +84,28 @@ def _factors(low: float) -> tuple[float, float]:
     return 1.5 * math.sqrt(square), -0.5 * math.sqrt(square) * square
 
 
-_inverse_root = functools.cache(InverseRoot.of)
+@functools.cache
+def _inverse_root(alpha: float) -> InverseRoot:
+    """For the covariances of a step, of candidates or of remembered noise."""
+    return InverseRoot.of(alpha, max(INDEPENDENT, STEPS * KEPT))
 
 
 def mixture_of(*, alpha: float, strength: float) -> Mixture:
     """How keyed and fresh noise are mixed, and what the root of a covariance takes."""
-    root = _inverse_root(alpha, max(INDEPENDENT, PAST))
-    return Mixture(alpha, strength, root.scale, root.least, root.rounds)
+    root = _inverse_root(alpha)
+    return Mixture(
+        alpha=alpha,
+        tail=min(alpha, TAIL),
+        strength=strength,
+        gamma=GAMMA,
+        independent=INDEPENDENT,
+        steps=STEPS,
+        kept=KEPT,
+        gain_kept=GAIN_KEPT,
+        scale=root.scale,
+        least=root.least,
+        rounds=root.rounds,
+    )
 
 
 def roots(m: int, *, alpha: float, device: torch.device) -> torch.Tensor:
@@ -109,7 +125,7 @@ def innovations(
     aligned: Aligned, y: torch.Tensor, state: RaceState, units: torch.Tensor, *, alpha: float
 ) -> torch.Tensor:
     """x (B, m) of the candidates' noise y (B, m); ``units`` (R + 1, d_T) are the lexicon's vectors."""
-    root, n = _inverse_root(alpha, max(INDEPENDENT, PAST)), min(INDEPENDENT, y.shape[1])
+    root, n = _inverse_root(alpha), min(INDEPENDENT, y.shape[1])
     marked, T = aligned.rows > 0, aligned.units
     begins = aligned.begins.unsqueeze(2)
     alike = (aligned.contexts[:, 0] * aligned.contexts[:, 1]).sum(dim=1)[:, None, None]

@@ -67,6 +67,7 @@ from dewmark.encoders.lexicon import Lexicon
 from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
+CANDIDATES = 256  # m: the likeliest tokens, which alone can carry the mark
 ALPHA, TAIL = 0.95, 0.3  # α, the share of the noise's variance from the key: likely candidates, and others
 LAMBDA = 0.35  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates

@@ -6,10 +6,8 @@ It detects by the text's matrix (`dewmark.dew.matrix`), and so has members, payl
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -27,6 +25,7 @@ from dewmark.dew.key_test import whole_under
 from dewmark.dew.matrix import TextMatrix, WordReading, passage_test, text_matrices
 from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored
+from dewmark.dew.reference import ALPHA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
@@ -42,13 +41,13 @@ from dewmark.workspace import NO_READER, HostInfo, Texts, Tokenized, Workspace
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.engine_rows import LexiconRows, MatrixOf
-    from dewmark.dew.race import WordRace, WordSession
+    from dewmark.dew.race import MatrixOf, WordRace, WordRows, WordSession
     from dewmark.dew.word_step import WordTables
+    from dewmark.mark import Rows
 
 __all__ = ["DEW", "BoundDEW"]
 
-STRENGTHS = {"exact": 0.0, "free": 0.35, "strong": 2.0}
+STRENGTHS = {"exact": 0.0, "free": LAMBDA, "strong": 2.0}
 TESTS = ("key",)
 _MATRICES_KEPT = 256  # of members and payloads, on a device
 _READERS: weakref.WeakValueDictionary[tuple[str, int, str], LexiconReader] = weakref.WeakValueDictionary()
@@ -66,13 +65,13 @@ class DEW(Scheme):
     takes_reader: ClassVar[bool] = True
     language_free: ClassVar[bool] = True  # once texts are flattened: docs/results/one-key.md
 
-    k: Annotated[int, "at least 1"] = 3
+    k: Annotated[int, "at least 1"] = CONTEXT
     """Context width: how many words before the scored one."""
-    alpha: Annotated[float, "in (0, 1]"] = 0.95
+    alpha: Annotated[float, "in (0, 1]"] = ALPHA
     """Share of the sampler's randomness that comes from the key."""
-    m: Annotated[int, "at least 1"] = 256
+    m: Annotated[int, "at least 1"] = CANDIDATES
     """How many of the likeliest tokens are scored."""
-    flatten: Annotated[float, "at least 1"] = 2.5
+    flatten: Annotated[float, "at least 1"] = LIMIT
     """How many times the root mean square of all directions one direction of the text's evidence may have
     before the key test cuts it."""
     lexicon: str = "default"
@@ -172,9 +171,7 @@ class BoundDEW(BoundScheme):
 
     def under(self, W: F32) -> Self:
         """The same scheme under a plain key with another matrix W (d_T, d_C)."""
-        changed = copy.copy(self)
-        changed.W, changed.uses, changed.asked = W, None, AskedUse()
-        return changed
+        return self._with(W=W, uses=None, asked=AskedUse())
 
     def alignments(self, T: F32, C: F32) -> F32:
         """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
@@ -188,9 +185,7 @@ class BoundDEW(BoundScheme):
         Without a ``member``, each text's seed chooses one.
         """
         asked = AskedUse(member, payload)
-        changed = self.under(self.matrices.matrix(asked.use))
-        changed.uses, changed.asked = self.uses, asked
-        return changed
+        return self._with(W=self.matrices.matrix(asked.use), asked=asked)
 
     @property
     def matrices(self) -> KeyMatrices:
@@ -242,9 +237,7 @@ class BoundDEW(BoundScheme):
     def public(self) -> BoundDEW:
         """The half of this detector that may be published: it detects, but attributes nothing."""
         uses = self.matrices.published(self.head())
-        changed = self.under(uses.matrix(KeyUse()))
-        changed.uses = uses
-        return changed
+        return self._with(W=uses.matrix(KeyUse()), uses=uses, asked=AskedUse())
 
     # Marking
 
@@ -252,20 +245,11 @@ class BoundDEW(BoundScheme):
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None
     ) -> WordSession:
         """Start marking a batch of prompts (batch, length)."""
-        import torch
+        return self._word_rows(prompt_ids.device).stay(prompt_ids, seeds=seeds)
 
-        from dewmark.dew.race import WordSession
-        from dewmark.dew.word_step import WordStates
-
-        device = prompt_ids.device
-        texts = WordStates(self.word_tables(device), len(prompt_ids), k=self.scheme.k)
-        W = torch.from_numpy(self.W).to(device)
-        if self.members_chosen is not None:
-            matrix_of = self._matrix_of(device)
-            drawn = seeds or [secrets.randbits(63) for _ in range(len(prompt_ids))]
-            found = [matrix_of(seed, None, None) for seed in drawn]
-            W = torch.stack([each for each in found if each is not None])
-        return WordSession(self.race, texts, W, prompt_ids, seeds=seeds)
+    def rows(self, device: torch.device) -> Rows[Any]:
+        """Mark the texts of an engine's changing batch together; under a policy, each by its own writer."""
+        return self._word_rows(device) if self.policy is None else super().rows(device)
 
     def follow_alignments(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None
@@ -284,19 +268,13 @@ class BoundDEW(BoundScheme):
 
         return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
 
-    def rows(self, device: torch.device) -> LexiconRows:
-        """Mark the rows of a changing batch together."""
+    def _word_rows(self, device: torch.device) -> WordRows:
         import torch
 
-        from dewmark.dew.engine_rows import LexiconRows
+        from dewmark.dew.race import WordRows
 
-        return LexiconRows(
-            self.race,
-            self.word_tables(device),
-            torch.from_numpy(self.W).to(device),
-            k=self.scheme.k,
-            matrix_of=self._matrix_of(device),
-        )
+        W, k = torch.from_numpy(self.W).to(device), self.scheme.k
+        return WordRows(self.race, self.word_tables(device), W, k=k, matrix_of=self._matrix_of(device))
 
     def _matrix_of(self, device: torch.device) -> MatrixOf:
         """A text's matrix on a device by its seed, member and payload; None for W."""

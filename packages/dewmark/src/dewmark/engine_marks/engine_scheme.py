@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.errors import ArtifactError, KeyFileError
-from dewmark.sampling import Session, check_logits, fresh_seeds, left_padding
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, fresh_seeds, left_padding
 from dewmark.scheme import BoundScheme, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.types import Seeds

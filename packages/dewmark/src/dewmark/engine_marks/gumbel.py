@@ -53,8 +53,9 @@ from dewmark.engine_marks.engine_scheme import (
     philox,
     support,
 )
+from dewmark.mark import ChoosingSession
 from dewmark.room import log_probability
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, race, warp
+from dewmark.sampling import Choice, RandomStreams, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
@@ -311,8 +312,6 @@ def _rotated(word: U64, left: int) -> U64:
 
 class GumbelSession(ChoosingSession):
     """Draws tokens by logit + keyed Gumbel noise, or after a repeated context with the row's own noise."""
-
-    measures = True
 
     def __init__(
         self,

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows
+from dewmark.mark import Session
 from dewmark.models.devices import torch_device
-from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test

@@ -44,8 +44,8 @@ from dewmark.engine_marks.engine_scheme import (
     first_rows,
     support,
 )
+from dewmark.mark import Session
 from dewmark.models.devices import torch_device
-from dewmark.sampling import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test

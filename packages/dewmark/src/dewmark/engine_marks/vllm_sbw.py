@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, philox
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic

@@ -337,7 +337,7 @@ def generation_hash(decoding: Decoding, scheme: BoundScheme | None, info: HostIn
     """Identifies what decides a text besides prompt and seed: scheme, key, policy, decoding, host."""
     marked = ["none"] if scheme is None else [scheme.config_hash]
     if scheme is not None and scheme.policy is not None:
-        marked.append(scheme.policy)
+        marked.append(scheme.policy.version)
     return cfg.config_hash(*marked, decoding.to_dict(), info.identity)
 
 

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F32, F64, I64
+from dewmark.splitmix import mixed
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import TINY, score_variance
 
@@ -75,16 +75,16 @@ def direction(evidence: Evidence) -> F32:
     else:  # labels are orthogonal unit vectors without end: they are hashed
         norm = math.sqrt(variance / first)
         if T.ndim == 1 and C.ndim == 1:
-            codes = _mixed(T.astype(np.int64).view(np.uint64)) + C.astype(np.int64).view(np.uint64)
+            codes = mixed(T.astype(np.int64).view(np.uint64)) + C.astype(np.int64).view(np.uint64)
             entries = w
         else:
             labels, rows = (T, C) if T.ndim == 1 else (C, T)
             columns = np.arange(rows.shape[1], dtype=np.uint64)
-            codes = (_mixed(labels.astype(np.int64).view(np.uint64))[:, None] + columns).ravel()
+            codes = (mixed(labels.astype(np.int64).view(np.uint64))[:, None] + columns).ravel()
             entries = np.asarray(rows * w[:, None], dtype=np.float32).ravel()
-        mixed = _mixed(codes)
-        sign = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
-        bucket = (mixed % np.uint64(DIMENSIONS)).astype(np.int64)
+        hashes = mixed(codes)
+        sign = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
+        bucket = (hashes % np.uint64(DIMENSIONS)).astype(np.int64)
         found = np.bincount(bucket, weights=entries * sign, minlength=DIMENSIONS).astype(np.float64)
     length = math.sqrt(first / variance) * norm  # 1 for linear scores; the sketch itself has it only nearly
     return np.asarray(found * (length / np.linalg.norm(found)), dtype=np.float32)
@@ -95,14 +95,6 @@ def _sketch(size: int) -> tuple[I64, F64]:
     """The bucket and the sign of each entry of a matrix, (size,) each; the same everywhere."""
     rng = np.random.default_rng(0)
     return rng.integers(DIMENSIONS, size=size), rng.choice([-1.0, 1.0], size=size)
-
-
-def _mixed(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each code (the finaliser of SplitMix64)."""
-    x = codes + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 # Correlation

@@ -28,7 +28,7 @@ from dewmark.decoding import Decoding
 from dewmark.dew.paper.marking import Bias, BiasSession
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.types import Seeds
 from dewmark.workspace import HostInfo, Progress, Workspace, silent

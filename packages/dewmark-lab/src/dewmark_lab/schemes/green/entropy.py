@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import z_test

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64, U32
 from dewmark.config import check_rules
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic

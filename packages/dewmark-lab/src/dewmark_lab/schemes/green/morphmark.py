@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark_lab.schemes.green.green_list import GreenBound, GreenSession, as_numbers
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme

@@ -24,7 +24,7 @@ from scipy.special import gammaln, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic

@@ -21,8 +21,9 @@ import torch
 from dewmark.arrays import F64, I64
 from dewmark.decoding import Decoding
 from dewmark.engine_marks.engine_scheme import support
+from dewmark.mark import ChoosingSession
 from dewmark.room import log_probability
-from dewmark.sampling import Choice, ChoosingSession, RandomStreams, fresh_seeds, race, warp
+from dewmark.sampling import Choice, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test
@@ -72,8 +73,6 @@ class EXP(TokenScheme):
 
 class RaceSession(ChoosingSession):
     """Draws tokens by the keyed race, or after a repeated context with the row's own noise."""
-
-    measures = True
 
     def __init__(self, prompts: PromptBatch, bound: DistortionFreeBound) -> None:
         self._windows = TokenWindows(prompts)

@@ -32,7 +32,8 @@ from dewmark.arrays import F32, F64, I64
 from dewmark.decoding import Decoding
 from dewmark.encoders.token_tables import token_table
 from dewmark.errors import ArtifactError, ConfigError, VocabularyError
-from dewmark.sampling import Session, warp
+from dewmark.mark import Session
+from dewmark.sampling import warp
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import gamma_test, z_test

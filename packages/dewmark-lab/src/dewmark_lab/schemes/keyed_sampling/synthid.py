@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
 from dewmark.engine_marks.transformers_synthid import tournament
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test

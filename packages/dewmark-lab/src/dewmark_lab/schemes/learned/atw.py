@@ -38,7 +38,8 @@ from dewmark.decoding import Decoding
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.contexts import token_vectors
 from dewmark.errors import ArtifactError, VocabularyError
-from dewmark.sampling import Session, check_logits, filter_logits
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, filter_logits
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test

@@ -39,7 +39,8 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64, I8, I64
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ArtifactError, VocabularyError
-from dewmark.sampling import Session, check_logits, left_padding
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, left_padding
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic, key_test

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.errors import ArtifactError
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import convolved, z_test

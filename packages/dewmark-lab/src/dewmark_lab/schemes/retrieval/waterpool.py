@@ -27,8 +27,9 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.encoders import load_encoder
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ConfigError
+from dewmark.mark import Session
 from dewmark.registry import SCHEMES
-from dewmark.sampling import Session, fresh_seeds
+from dewmark.sampling import fresh_seeds
 from dewmark.scheme import BoundScheme, Needs, Reading, Scheme, State
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F64, I64
-from dewmark.sampling import Session
+from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test, z_test

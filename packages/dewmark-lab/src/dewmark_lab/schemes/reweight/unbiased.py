@@ -31,7 +31,8 @@ from scipy.special import logsumexp, ndtri_exp
 
 from dewmark.arrays import F64, I64
 from dewmark.decoding import Decoding
-from dewmark.sampling import Session, warp
+from dewmark.mark import Session
+from dewmark.sampling import warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.independent_sums import binomial_test

@@ -37,7 +37,8 @@ from dewmark.hosts.transformers.decoding_loop import (
     forward_parameters,
     pad_left,
 )
-from dewmark.sampling import RandomStreams, draw
+from dewmark.mark import draw
+from dewmark.sampling import RandomStreams
 from dewmark.types import DraftCount
 from dewmark.workspace import Tokenizer
 

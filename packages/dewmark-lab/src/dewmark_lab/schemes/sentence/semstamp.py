@@ -47,7 +47,7 @@ from dewmark_lab.sentences import first_end, sentences
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.sampling import Session
+    from dewmark.mark import Session
 
 Partition = NDArray[np.bool_]
 """(K, K), True where the second bin is accepted after the first."""

@@ -16,7 +16,8 @@ import torch
 from dewmark.dew.paper.projection import Fold, scale_contexts
 from dewmark.dew.paper.reading import TokenReader
 from dewmark.encoders.contexts import Contexts
-from dewmark.sampling import Session, check_logits, left_padding, likeliest
+from dewmark.mark import Session
+from dewmark.sampling import check_logits, left_padding, likeliest
 from dewmark.text.windows import ABSENT
 
 __all__ = ["Bias", "BiasSession"]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from dewmark.dew.paper.marking import Alignments, Bias, TokenAligner
-    from dewmark.sampling import Session
+    from dewmark.mark import Session
     from dewmark.types import Seeds
 
 __all__ = ["BoundDewPaper"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,8 +28,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, VocabularyError
 from dewmark.extras import require
 from dewmark.hosts.base import check_decoding
+from dewmark.mark import Writer
 from dewmark.room import Room, rooms_of
-from dewmark.sampling import SessionProcessor
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import HostInfo, Tokenized
 
@@ -77,11 +77,10 @@ class LlamaCppProcessor:
             )
         _check_vocabulary(scheme, llm)
         self._scheme = scheme
-        self._open = functools.partial(scheme.processor, decoding=decoding)
-        self._seed = seed
+        self._decoding, self._seed = decoding, seed
         self._texts = 0
         self._ids: I64 = np.zeros(0, dtype=np.int64)
-        self._mark: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        self._writer: Writer | None = None
         self._error: Exception | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.single]) -> NDArray[np.single]:
@@ -89,13 +88,15 @@ class LlamaCppProcessor:
         ids = np.array(input_ids, dtype=np.int64)  # a copy: llama.cpp keeps writing into its own
         rows = torch.from_numpy(ids).unsqueeze(0)
         try:
-            if self._mark is None or not self._continues(ids):
-                self._mark = self._start(rows)
+            if self._writer is None or len(ids) != len(self._ids) + 1 or (ids[:-1] != self._ids).any():
+                seeds = None if self._seed is None else [self._seed + self._texts]
+                self._writer = self._scheme.writer(rows, torch.ones_like(rows), seeds=seeds)
+                self._texts += 1
             self._ids = ids
             # llama.cpp passes a strided view of its own table of candidates
             logits = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float32)).unsqueeze(0)
             with torch.inference_mode():
-                marked: NDArray[np.single] = self._mark(rows, logits)[0].numpy()
+                marked: NDArray[np.single] = self._writer.logits(rows, logits, self._decoding)[0].numpy()
         except Exception as error:
             self._error = error  # for `check`: the C code swallows exceptions
             raise
@@ -104,8 +105,7 @@ class LlamaCppProcessor:
     @property
     def room(self) -> Room | None:
         """What the last text has left to the mark so far; None if it is not measured."""
-        counted = self._mark.room() if isinstance(self._mark, SessionProcessor) else None
-        return rooms_of(counted, 1)[0]
+        return rooms_of(None if self._writer is None else self._writer.room(), 1)[0]
 
     @property
     def unmarked(self) -> str | None:
@@ -122,14 +122,6 @@ class LlamaCppProcessor:
             error, self._error = self._error, None
             raise error
         return False
-
-    def _continues(self, ids: I64) -> bool:
-        return len(ids) == len(self._ids) + 1 and np.array_equal(ids[:-1], self._ids)
-
-    def _start(self, prompt: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        seeds = None if self._seed is None else [self._seed + self._texts]
-        self._texts += 1
-        return self._open(prompt, torch.ones_like(prompt), seeds=seeds)
 
 
 class LlamaCppTokenizer:

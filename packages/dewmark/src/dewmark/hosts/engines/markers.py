@@ -12,8 +12,9 @@ import random
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
@@ -22,8 +23,9 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts import host_info, load_host
 from dewmark.hosts.engines.vllm_config import EngineConfig, MarkRequest, config_from_environment
+from dewmark.mark import Row, Rows
+from dewmark.policy import Exemptions
 from dewmark.scheme import BoundScheme
-from dewmark.serving_rows import Row, Rows, open_rows
 from dewmark.workspace import HostInfo, Workspace
 
 if TYPE_CHECKING:
@@ -32,14 +34,14 @@ if TYPE_CHECKING:
 _vllm_log = logging.getLogger("vllm.dewmark")  # a child of vLLM's logger, with its handlers and level
 
 
-class Marked(NamedTuple):
+@dataclass(frozen=True)
+class Marked:
     """A text in the engine, and what marks it."""
 
     request: MarkRequest
-    rows: Rows
+    rows: Rows[Any]
     row: Row
-    spares: Callable[[Row], bool] | None = None
-    """Whether a policy leaves a row's next token without a mark."""
+    exemptions: Exemptions | None = None
 
 
 class Markers:
@@ -65,7 +67,7 @@ class Markers:
         self._config, self._host, self._device = config, host, device
         self._seeds, self._log = seeds, log
         self._bound: dict[str, BoundScheme] = {}
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, Rows[Any]] = {}
         self._ended: weakref.WeakKeyDictionary[Row, str] = weakref.WeakKeyDictionary()
         self.counts: Counter[str] = Counter()
         """Texts that ended, ``marked`` or by the reason why they are not (`dewmark.room`)."""
@@ -94,20 +96,28 @@ class Markers:
         A request that an engine preempted comes back with what it has written. If its text is among
         ``before``, it goes on from there, with the noise of its last steps.
         """
-        own = self.seed() if seed is None else seed % (1 << 64)
-        known = [text for text in before if text.request == request and _begins(text.row.written, written)]
-        known = [text for text in known if (text.row.prompt, text.row.decoding) == (prompt, decoding)]
-        known = [text for text in known if seed is None or text.row.seed == own]
+        own = self._seeds.getrandbits(63) if seed is None else seed % (1 << 64)
+        known = [
+            text
+            for text in before
+            if (text.request, text.row.prompt, text.row.decoding) == (request, prompt, decoding)
+            if seed is None or text.row.seed == own
+            if (start := text.row.written) and written[: len(start)] == start
+        ]
         if known:
             last = max(known, key=lambda text: len(text.row.written))
             if (counted := self._ended.pop(last.row, None)) is not None:
                 self.counts[counted] -= 1  # it was only preempted
-            return last._replace(row=last.rows.fork(last.row, written, seed=own))
-        rows = self._rows_of(request.key_id)
+            return replace(last, row=last.rows.fork(last.row, written, seed=own))
+        if request.key_id not in self._rows:
+            self._rows[request.key_id] = self.bound(request.key_id).rows(self._device)
+        rows = self._rows[request.key_id]
         row = rows.open(
             prompt, written, seed=own, decoding=decoding, member=request.member, payload=request.payload
         )
-        return Marked(request, rows, row, self._spares(prompt))
+        policy = self._config.policy
+        exemptions = None if policy is None else policy.exemptions([prompt], self._host)
+        return Marked(request, rows, row, exemptions)
 
     def ended(self, text: Marked) -> None:
         """Count a text that left the batch, and log it if its decoding left no room to its mark."""
@@ -124,22 +134,6 @@ class Markers:
                 ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())),
             )
 
-    def _spares(self, prompt: Sequence[int]) -> Callable[[Row], bool] | None:
-        policy, decode = self._config.policy, self._host.tokenizer.decode
-        if policy is None:
-            return None
-        (before,) = decode([prompt])
-
-        def spares(row: Row) -> bool:
-            (text,) = decode([row.written])
-            return policy.reason(text.rstrip("\N{REPLACEMENT CHARACTER}"), before) is not None
-
-        return spares
-
-    def seed(self) -> int:
-        """A seed for a request without one."""
-        return self._seeds.getrandbits(63)
-
     def bound(self, key_id: str) -> BoundScheme:
         """The scheme under a key; its tables are built for the first request that uses it."""
         if key_id not in self._bound:
@@ -152,11 +146,6 @@ class Markers:
                 self._config.policy.version if self._config.policy else "none",
             )
         return self._bound[key_id]
-
-    def _rows_of(self, key_id: str) -> Rows:
-        if key_id not in self._rows:
-            self._rows[key_id] = open_rows(self.bound(key_id), self._device)
-        return self._rows[key_id]
 
     def _bind(self, key: Key) -> BoundScheme:
         workspace = Workspace(
@@ -181,10 +170,6 @@ class Markers:
         text.rows.mark([text.row], torch.zeros((1, self._host.vocab_size), device=self._device))
 
 
-def _begins(start: Sequence[int], ids: Sequence[int]) -> bool:
-    return 0 < len(start) <= len(ids) and ids[: len(start)] == start
-
-
 def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor:
     """Mark the rows of logits (batch, vocab) that have a text; the others stay as they are.
 
@@ -192,9 +177,10 @@ def mark_rows(texts: Mapping[int, Marked], logits: torch.Tensor) -> torch.Tensor
     """
     groups: dict[int, list[int]] = {}
     for index in sorted(texts):
-        if (spares := texts[index].spares) is not None and spares(texts[index].row):
+        text = texts[index]
+        if text.exemptions is not None and text.exemptions.spares([text.row.written])[0]:
             continue
-        groups.setdefault(id(texts[index].rows), []).append(index)
+        groups.setdefault(id(text.rows), []).append(index)
     for indices in groups.values():
         rows = texts[indices[0]].rows
         mine = [texts[index].row for index in indices]

@@ -244,8 +244,8 @@ class SecondRunnerProcessor(_second.LogitsProcessor):  # type: ignore[misc, name
         """The text of one row: what is committed, and the drafts up to ``token`` before the row."""
         if local:
             last = request.texts[local - 1]
-            row = last.rows.fork(last.row, [*last.row.written, token], seed=last.row.seed)
-            text = last._replace(row=row)
+            written = [*last.row.written, token]
+            text = dataclasses.replace(last, row=last.rows.fork(last.row, written, seed=last.row.seed))
         else:
             text = self._committed(request)
             request.texts.clear()

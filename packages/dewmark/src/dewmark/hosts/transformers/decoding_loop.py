@@ -1,7 +1,7 @@
 """The decoding loop over any causal language model of transformers: left-padded batches and a KV cache.
 
 Each step forbids special and unknown ids, repeated n-grams and an early end, then draws the next id of each
-row with the row's own random numbers, marked by the scheme's session (`dewmark.sampling.draw`). The loop
+row with the row's own random numbers, marked by the scheme (`dewmark.mark.Writer`). The loop
 waits for the device only where n-gram blocking must see the tokens, and every 16 steps to check whether all
 rows have ended or a number went wrong. Where a scheme chooses between drafts (`Decoding.drafts`), the rows
 that are drafts of one text lie together; after each stretch all of them continue the best one.
@@ -22,8 +22,8 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, NumericalError
 from dewmark.hosts.base import OnStep
 from dewmark.hosts.transformers.attention import growing_attention
+from dewmark.mark import Writer
 from dewmark.room import Written, rooms_of
-from dewmark.sampling import DraftingSession, RandomStreams, draw
 from dewmark.scheme import BoundScheme
 
 __all__ = [
@@ -67,14 +67,15 @@ def decode(
     start, steps = max(len(prompt) for prompt in prompts), decoding.max_new_tokens
     ids, mask = pad_left(prompts, fill_id=fill_id, extra=steps, device=device)
     forward = CachedForward(model, mask if start * len(prompts) != sum(map(len, prompts)) else None)
-    session = None if scheme is None else scheme.session(ids[:, :start], mask[:, :start], seeds=seeds)
-    drafting = session if decoding.drafts > 1 and isinstance(session, DraftingSession) else None
+    if scheme is None:
+        writer = Writer(None, ids[:, :start], seeds=seeds)
+    else:
+        writer = scheme.writer(ids[:, :start], mask[:, :start], seeds=seeds)
+    drafting = writer.drafting if decoding.drafts > 1 else None
     if scheme is not None and decoding.drafts > 1 and drafting is None:
         raise ConfigError(f"{scheme.scheme.name} cannot choose between drafts: leave drafts at 1, or use dew")
-    final = scheme is not None and scheme.needs.final_distribution
     n = decoding.no_repeat_ngram
     ngrams = [NGrams(n, prompt) for prompt in prompts] if n else []
-    noise = RandomStreams(seeds, device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
     forbidden = (~writable).to(device)
     forbidden[eos] = False
@@ -92,10 +93,8 @@ def decode(
         if drafting:
             chosen, fine = drafting.draw_drafts(ids[:, :length], scores, decoding, ~finished)
         else:
-            chosen, fine = draw(
-                scores, decoding, noise, step, session=session, input_ids=ids[:, :length], final=final
-            )
-        if session is not None and (room := session.room()) is not None:
+            chosen, fine = writer.draw(ids[:, :length], scores, decoding)
+        if (room := writer.room()) is not None:
             room = room.to(device)
             rooms = room if rooms is None else torch.where(finished.unsqueeze(1), rooms, room)
         sound &= fine.to(device) | finished

@@ -24,7 +24,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.sampling import Session
+from dewmark.mark import Writer
 from dewmark.scheme import BoundScheme
 
 __all__ = ["WatermarkingConfig"]
@@ -85,7 +85,7 @@ class WatermarkingConfig(BaseWatermarkingConfig):
             if mode is not GenerationMode.SAMPLE:
                 name = str(mode.value).replace("_", " ")
                 raise _not_drawn(self.scheme, f"{name} does not sample token by token", _SAMPLE)
-        return _SessionProcessor(self.scheme)
+        return _Marking(self.scheme)
 
     def to_dict(self) -> dict[str, Any]:
         """The scheme's public configuration, so that transformers never writes the key to disk."""
@@ -118,22 +118,22 @@ class _Unmarked(LogitsProcessor):
         return scores
 
 
-class _SessionProcessor(LogitsProcessor):
-    """Opens a session on its first call, whose ids (batch, length) are the prompts."""
+class _Marking(LogitsProcessor):
+    """Starts writing at its first call, whose ids (batch, length) are the prompts."""
 
     def __init__(self, scheme: BoundScheme) -> None:
         self.scheme = scheme
-        self._session: Session | None = None
+        self._writer: Writer | None = None
         self._last: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocab) to marked logits of the same shape."""
         if input_ids.dim() == 1:
             raise ConfigError("continuous batching does not say whose token is marked: use model.generate")
-        if self._session is None:
+        if self._writer is None:
             # from torch's generator, so that `torch.manual_seed` repeats a text
             seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist()
-            self._session = self.scheme.session(input_ids, seeds=seeds)
+            self._writer = self.scheme.writer(input_ids, seeds=seeds)
         if self.scheme.needs.final_distribution:
             if (last := self._last) is not None:
                 if input_ids.shape != (len(last), last.shape[1] + 1):
@@ -141,4 +141,4 @@ class _SessionProcessor(LogitsProcessor):
                 if not torch.equal(input_ids[:, :-1], last):
                     raise _not_drawn(self.scheme, "the rows were exchanged, as by beam search", _SAMPLE)
             self._last = input_ids
-        return self._session(input_ids, scores)
+        return self._writer.logits(input_ids, scores, None)

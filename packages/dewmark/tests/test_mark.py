@@ -13,7 +13,7 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.serving_rows import open_rows, session_rows
+from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_rows_in_a_changing_batch_are_marked_as_if_each_were_alone(host, bag_enc
     The default does not draw the same then: it has forgotten the noise of its last steps.
     """
     bound = bound_for(name, host, tmp_path)
-    rows = open_rows(bound, CPU)
+    rows = bound.rows(CPU)
     texts = [Text(bound, number, 24) for number in range(6)]
     chance = random.Random(name)
     waiting, batch, done = list(texts), {}, 0
@@ -116,7 +116,7 @@ def test_rows_in_a_changing_batch_are_marked_as_if_each_were_alone(host, bag_enc
 
 def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("exp", host, tmp_path)
-    for rows in (open_rows(bound, CPU), session_rows(bound, CPU)):
+    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
         text = Text(bound, 3, 12)
         row, written = text.open(rows, 10)
         for step in (10, 4):
@@ -127,7 +127,7 @@ def test_an_engine_that_takes_tokens_back_is_followed(host, bag_encoder, tmp_pat
 
 def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
     bound = bound_for("dew", host, tmp_path)
-    for rows in (open_rows(bound, CPU), session_rows(bound, CPU)):
+    for rows in (bound.rows(CPU), BoundScheme.rows(bound, CPU)):
         scores = torch.zeros(3, VOCAB)
         opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 1, 2)]
         first, again, other = rows.mark(opened, scores).argmax(dim=1).tolist()
@@ -135,14 +135,14 @@ def test_the_seed_decides_what_is_drawn(host, bag_encoder, tmp_path) -> None:
 
 
 def test_logits_of_another_width_are_refused(host, bag_encoder, tmp_path) -> None:
-    rows = open_rows(bound_for("dew tokens", host, tmp_path), CPU)
+    rows = bound_for("dew tokens", host, tmp_path).rows(CPU)
     with pytest.raises(VocabularyError, match="401 logits"):
         rows.mark([rows.open([5], [], seed=0, decoding=Decoding())], torch.zeros(1, 401))
 
 
 def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, tmp_path) -> None:
     for name in ("dew", "exp"):
-        rows = open_rows(bound_for(name, host, tmp_path), CPU)
+        rows = bound_for(name, host, tmp_path).rows(CPU)
         opened = [rows.open([5, 6, 7], [], seed=seed, decoding=Decoding()) for seed in (1, 2)]
         scores = torch.zeros(2, VOCAB)
         scores[1] = -torch.inf
@@ -152,7 +152,7 @@ def test_a_row_without_any_usable_logit_goes_back_as_it_came(host, bag_encoder, 
 
 
 def test_temperature_must_be_positive(host, tmp_path) -> None:
-    rows = open_rows(bound_for("kgw", host, tmp_path), CPU)
+    rows = bound_for("kgw", host, tmp_path).rows(CPU)
     with pytest.raises(ConfigError, match="temperature 0 always takes the likeliest"):
         rows.open([5], [], seed=0, decoding=Decoding(temperature=0.0))
 
@@ -164,7 +164,7 @@ def test_a_gpu_marks_rows_as_a_cpu_does(host, bag_encoder, tmp_path, name) -> No
     scores = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 2.0
     marked = []
     for device in ("cpu", "cuda"):
-        rows = open_rows(bound, torch.device(device))
+        rows = bound.rows(torch.device(device))
         opened = [
             rows.open([5 + i, 6, 7], [8, 9 + i], seed=i, decoding=Decoding(top_p=(0.9, 1.0)[i % 2]))
             for i in range(6)
