@@ -1,6 +1,6 @@
 """Detection, from a text to a verdict: clean, read once, test under each key, decide, explain.
 
-Every door calls `detect_texts`: the library, the command, batches, the service and signed reports. So a text
+Every entry point calls `detect_texts`: the library, the command, batches, the service and signed reports. So a text
 has one verdict and one p-value, whoever asks and however.
 
     text → units → Reading → a Detection of the whole under each key → passages → one verdict
@@ -8,8 +8,8 @@ has one verdict and one p-value, whoever asks and however.
 A document may be marked in part. A text that is long enough to hold a marked part and an unmarked one
 (`dewmark.verdict.MIN_SEARCHED` scored units) is therefore tested as a whole and searched for marked passages,
 and both share the level (`dewmark.verdict`). A shorter one is tested as a whole, at the full level; if it is
-marked, its passages explain the verdict, which adds no false alarm. Only the text decides which of the two
-it is.
+marked, its passages explain the verdict, which adds no false alarm. Given the scheme, only the text decides
+which of the two it is, never a key's result.
 
 Boundary: texts and bound schemes in, verdicts out. A scheme tokenizes, reads and tests
 (`dewmark.scheme.BoundScheme`), `dewmark.verdict` corrects for every look, `dewmark.passages` maps passages to
@@ -27,7 +27,7 @@ import numpy as np
 
 from dewmark.arguments import checked
 from dewmark.errors import ConfigError
-from dewmark.passages import Evident, coverage_of, search_passages
+from dewmark.passages import KeyEvidence, coverage_of, search_passages
 from dewmark.scheme import BoundScheme, Reading, check_test, check_texts, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Examined", "KeySet", "detect_texts", "score_text", "score_texts"]
 
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 17  # that are read together: memory does not grow with them
-_KNOWN_P = 0.05
-"""The highest level of a search. Up to here it gives its p-value whatever the level is; a larger one counts
-as 1, so that a text has one p-value at all levels."""
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 17  # limits of a batch, which bound the memory
+_MAX_SEARCH_P = 0.05
+"""A search reports p-values up to this one whatever the level is; larger ones become 1. So a text has one
+p-value at all levels."""
 
 
 class KeySet(Protocol):
@@ -64,9 +64,9 @@ class Examined(Decision):
     """The verdict on a text, and everything that was found in it.
 
     ``verdict`` and ``p_value`` account for all ``looks``: keys, versions and, in a long text, passages;
-    ``p_values`` are the same for each key. ``detections`` are the results of the text as a whole, one per
-    key, each for itself. ``detection`` is that of the version and key that decided, at ``version`` and
-    ``index``; ``judged`` is the same after all corrections.
+    ``p_values`` holds each key's corrected p-value. ``detections`` are the results of the text as a whole,
+    one per key, uncorrected. ``detection`` is the result that decided, of the version and key at ``version``
+    and ``index``; ``judged`` is that detection after all corrections.
     """
 
     detections: tuple[Detection, ...]
@@ -132,21 +132,21 @@ def detect_texts(
     sets = _sets(keys)
     examined: list[Examined] = []
     for part in _parts(texts):
-        # 1. A text and its further versions, which have no prompt: it is in another language
+        # 1. A text and its further versions; these have no prompt, which need not be in their language
         groups = [
             [(texts[i], starts[i]), *((text, "") for text in (versions[i] if versions else ()))]
-            for i in range(len(texts))[part]
+            for i in range(part.start, part.stop)
         ]
         # 2. Clean, read once, and test as a whole under each key
         tested = iter(_tested([each for group in groups for each in group], sets, test=test, fpr=fpr))
         for group in groups:
-            found = [next(tested) for _ in group]
+            own = [next(tested) for _ in group]
             if calibration is not None:
-                ranked = [[calibration.apply(each) for each in row.detections] for row in found]
-                found = [_Tested(row.readings, some) for row, some in zip(found, ranked, strict=True)]
+                ranked = [[calibration.apply(each) for each in version.detections] for version in own]
+                own = [_Tested(version.readings, new) for version, new in zip(own, ranked, strict=True)]
             # 3. Decide and explain
             examined.append(
-                _examined(found, sets, fpr=fpr, asked=asked or 1, attempts=attempts, explain=explain)
+                _examined(own, sets, fpr=fpr, asked=asked or 1, attempts=attempts, explain=explain)
             )
     return examined
 
@@ -162,7 +162,7 @@ def score_texts(
 ) -> list[Detection]:
     """The results of texts as wholes under one key: the second step alone, for calibrations and studies.
 
-    A long text that is marked in part may be found by `detect_texts` only.
+    Only `detect_texts` finds a long text of which a small part is marked.
     """
     starts = check_texts(texts, prompts, fpr, blank=blank)
     pairs = list(zip(texts, starts, strict=True))
@@ -178,7 +178,7 @@ def score_text(
     fpr: float = DEFAULT_FPR,
     test: str | None = None,
 ) -> Detection:
-    """As `score_texts`, of one text."""
+    """Like `score_texts`, for one text."""
     return score_texts(bound, [text], prompts=[prompt], fpr=fpr, test=test)[0]
 
 
@@ -236,20 +236,20 @@ def _tested(
     written = [i for i, (text, _) in enumerate(texts) if text.strip()]
     some, before = [texts[i][0] for i in written], [texts[i][1] for i in written]
     read: dict[Hashable, list[Reading]] = {}
-    spoken: dict[Hashable, Any] = {}
+    languages: dict[Hashable, Any] = {}
     rows = [_Tested([], []) for _ in texts]
     for keys in sets:
-        bound = keys.bound(0)
+        bound = keys.bound(0)  # all keys of a set read alike
         name = check_test(test, bound.tests)
         alike = bound.reads_as
         if alike not in read:
             read[alike] = bound.read(bound.tokenize(some), bound.tokenize(before)) if some else []
         readings = read[alike]
-        if bound.languages not in spoken:
-            spoken[bound.languages] = bound.languages.read(some)
+        if bound.languages not in languages:
+            languages[bound.languages] = bound.languages.read(some)
         found = keys.whole(readings, test=name, fpr=fpr) if some else []
-        known = zip(readings, spoken[bound.languages], found, strict=True)
-        results = dict(zip(written, known, strict=True))
+        scored = zip(readings, languages[bound.languages], found, strict=True)
+        results = dict(zip(written, scored, strict=True))
         for i, row in enumerate(rows):
             if i in results:
                 reading, language, detections = results[i]
@@ -288,18 +288,19 @@ def _examined(
     """The verdict on a text from the results of its versions, and where in it the mark is."""
     own = versions[0]
     n = len(own.detections)
+    # detections are flat across the sets: the k-th is of this set and of its key with this number
     places = [(s, number) for s, keys in enumerate(sets) for number in range(len(keys.fingerprints))]
 
-    def evident(k: int) -> Evident | None:
+    def key_evidence(k: int) -> KeyEvidence | None:
         s, number = places[k]
         reading = own.readings[s]
-        return None if reading is None else Evident.of(sets[s].bound(number), reading)
+        return None if reading is None else KeyEvidence.of(sets[s].bound(number), reading)
 
     # 1. A long text is searched under every key that has evidence for its parts
-    evidence: dict[int, Evident] = {}
+    evidence: dict[int, KeyEvidence] = {}
     for k, each in enumerate(own.detections):
         unread = each.verdict is Verdict.UNSUPPORTED_LANGUAGE or each.test == EMPIRICAL
-        if each.tokens_scored >= MIN_SEARCHED and not unread and (found := evident(k)) is not None:
+        if each.tokens_scored >= MIN_SEARCHED and not unread and (found := key_evidence(k)) is not None:
             evidence[k] = found
     # 2. Every look counts: keys, versions with a verdict or a search, passages
     telling = sum(
@@ -307,24 +308,24 @@ def _examined(
         for version in versions
     )
     looks = Looks(max(n, asked), attempts * max(telling, 1), passages=bool(evidence))
-    level = level_of_key(min(fpr, _KNOWN_P), looks)
+    level = level_of_key(min(fpr, _MAX_SEARCH_P), looks)
     for k, mine in evidence.items():
         whole = own.detections[k]
         significant = whole.verdict.conclusive and whole.p_value <= level * WHOLE_SHARE
-        # the share of a whole text that is significant passes to the search
+        # if the whole is significant, its share of the level passes to the search
         mine.share = (1.0 if significant else 1.0 - WHOLE_SHARE) / mine.hypotheses
-    known = level_of_key(_KNOWN_P, looks) * (1.0 - WHOLE_SHARE)
+    known = level_of_key(_MAX_SEARCH_P, looks) * (1.0 - WHOLE_SHARE)
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
     searches = {k: min(hit.p_value * evidence[k].hypotheses, 1.0) for k, hit in passages.items()}
     results = [each for version in versions for each in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)
-    version, index = divmod(decision.index, n)
+    version, index = divmod(decision.index, n)  # results are version by version, key by key
     p_values = tuple(min(decision.p_values[k::n]) for k in range(n))
-    # 4. The passages explain a marked text
+    # 4. The passages explain a marked text, if it is the caller's own: their offsets are in that
     coverage = None
     if decision.verdict is Verdict.MARKED and version == 0:
-        if index not in evidence and explain and (found := evident(index)) is not None:
+        if index not in evidence and explain and (found := key_evidence(index)) is not None:
             found.share = 1.0 / found.hypotheses
             evidence[index] = found
             passages |= search_passages({index: found}, level)

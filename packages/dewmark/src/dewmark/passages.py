@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Evident:
+class KeyEvidence:
     """A text and its evidence under one key, whose search has this ``share`` of the key's level."""
 
     tokenized: Tokenized
@@ -36,7 +36,7 @@ class Evident:
     share: float = 1.0
 
     @classmethod
-    def of(cls, bound: BoundScheme, reading: Reading) -> Evident | None:
+    def of(cls, bound: BoundScheme, reading: Reading) -> KeyEvidence | None:
         """The evidence of a reading, or None if its parts cannot be tested by themselves."""
         found = bound.evidence([reading])
         evidence = None if found is None else next(iter(found))
@@ -46,7 +46,7 @@ class Evident:
 
     @property
     def hypotheses(self) -> int:
-        """The uses of the key among which detection chooses."""
+        """The uses of the key (members, payloads, epochs) among which detection chooses."""
         return self.bound.n_hypotheses
 
     def own_test(self) -> Test:
@@ -68,15 +68,18 @@ class Evident:
         return own_test
 
 
-def search_passages(evidence: Mapping[int, Evident], level: float, known: float = 0.0) -> dict[int, Found]:
+def search_passages(
+    evidence: Mapping[int, KeyEvidence], level: float, known: float = 0.0
+) -> dict[int, Found]:
     """Search a text under every key; keys with the same covariance share the work.
 
-    ``level`` is that of one key, of which each has its share; p-values up to ``known`` are told.
+    ``level`` is that of one key, of which each has its share; p-values up to ``known`` are reported whatever
+    the level is.
     """
     from dewmark.stats.scan import search  # most texts are short and not marked, and need no search
 
     found: dict[int, Found] = {}
-    groups: list[dict[int, Evident]] = []
+    groups: list[dict[int, KeyEvidence]] = []
     for k, mine in evidence.items():
         same = (each for each in groups if _same_text(next(iter(each.values())).evidence, mine.evidence))
         group = next(same, None)
@@ -103,7 +106,7 @@ def _same_text(a: Evidence, b: Evidence) -> bool:
 
 
 def coverage_of(
-    best: int, evidence: Mapping[int, Evident], found: Mapping[int, Found], looks: Looks, *, fpr: float
+    best: int, evidence: Mapping[int, KeyEvidence], found: Mapping[int, Found], looks: Looks, *, fpr: float
 ) -> Coverage | None:
     """Where the mark is, by the passages found under each key and by the rest under the ``best`` one."""
     marked = [
@@ -129,7 +132,7 @@ def coverage_of(
     )
 
 
-def _passage(mine: Evident, segment: Segment, p_value: float) -> Passage:
+def _passage(mine: KeyEvidence, segment: Segment, p_value: float) -> Passage:
     tokenized = mine.tokenized
     places = tokenized.offsets[segment.start : segment.end]
     start, end = min(first for first, _ in places), max(last for _, last in places)

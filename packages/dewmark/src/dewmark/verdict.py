@@ -1,8 +1,8 @@
 """The one verdict on a text: what was found, corrected for everything that was looked at.
 
-Every door decides here: the library, the commands, files of texts, the service and its reports. `decide`
-takes what was found in the whole text (and in its passages, if it is long) under each key and in each version
-of the text, and corrects the best of it for all `Looks`:
+Every entry point decides here: the library, the commands, files of texts, the service and its reports.
+`decide` takes what was found in the whole text (and in its passages, if it is long) under each key and in
+each version of the text, and corrects the best of it for all `Looks`:
 
 - Unmarked text does not depend on any key, so its results under several keys are independent, and Šidák's
   correction 1 − (1 − p)^keys is exact.
