@@ -1,7 +1,7 @@
 """Detection, from a text to a verdict: clean, read once, test under each key, decide, explain.
 
-Every entry point calls `detect_texts`: the library, the command, batches, the service and signed reports. So a text
-has one verdict and one p-value, whoever asks and however.
+Every entry point calls `detect_texts`: the library, the command, batches, the service and signed reports. So
+a text has one verdict and one p-value, whoever asks and however.
 
     text → units → Reading → a Detection of the whole under each key → passages → one verdict
 
