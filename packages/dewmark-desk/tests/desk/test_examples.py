@@ -12,6 +12,7 @@ from tests.desk.conftest import bearer
 from tests.desk.live import bound, plain_text
 
 from dewmark.detect import score_text
+from dewmark.detector import Detector
 from dewmark.errors import ArtifactError
 from dewmark.stats.power import Strength
 from dewmark.types import Detection, Verdict
@@ -93,7 +94,7 @@ def test_unmarked_text_gets_the_measured_power(open_service):
 
 
 def test_packaged_example_fits_the_default_scheme():
-    detector = open_demonstration().bound
+    detector = Detector(open_demonstration().bound)
     found = [detector.detect(each).z for each in example_text().split("\n\n")]
     assert min(found[1:3]) > 4.0  # if this fails: python -m tests.desk.compose_example
     assert detector.detect(example_text()).is_marked

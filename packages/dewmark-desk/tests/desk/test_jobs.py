@@ -259,10 +259,10 @@ class TestAudit:
     def test_audit_with_a_text_that_cannot_be_examined_fails(self, client, monkeypatch):
         detect = job_runner.detect_texts
 
-        def fails(bound, texts, **options):
+        def fails(texts, bound, **options):
             if TEXTS[3] in texts:
                 raise InputError("no such word")
-            return detect(bound, texts, **options)
+            return detect(texts, bound, **options)
 
         monkeypatch.setattr(job_runner, "detect_texts", fails)
         made = client.post("/v1/audit", json={"texts": [{"text": text} for text in TEXTS]})

@@ -8,6 +8,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
+from dewmark_lab.evaluation import runtime
 from dewmark_lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
 
 DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
@@ -44,21 +45,20 @@ def test_schemes_are_timed_in_both_phases_and_unmarked_text_in_one(host, schemes
 def test_seconds_are_per_text_and_the_order_rotates(host, schemes, monkeypatch):
     """The clock ticks once per generated and a quarter per detected text."""
     now, order = [0.0], []
-    write, detect = host.generate, type(schemes["kgw"]).detect
+    write, detect = host.generate, runtime.detect_texts
 
     def generate(prompts, *, scheme, **options):
         now[0] += 1.0
         order.append(NO_MARK if scheme is None else scheme.scheme.name)
         return write(prompts, scheme=scheme, **options)
 
-    def detected(self, text, **options):
-        now[0] += 0.25
-        return detect(self, text, **options)
+    def detected(texts, bound, **options):
+        now[0] += 0.25 * len(texts)
+        return detect(texts, bound, **options)
 
     monkeypatch.setattr(host, "generate", generate)
-    for bound in schemes.values():
-        monkeypatch.setattr(type(bound), "detect", detected)
-    monkeypatch.setattr("dewmark_lab.evaluation.runtime.now_on", lambda host: now[0])
+    monkeypatch.setattr(runtime, "detect_texts", detected)
+    monkeypatch.setattr(runtime, "now_on", lambda host: now[0])
     for number in range(3):
         rows = time_round(host, schemes, ["the river", "the sea"], decoding=DECODING, number=number)
         assert {row["seconds_per_text"] for row in rows if row["phase"] == GENERATE} == {1.0}
