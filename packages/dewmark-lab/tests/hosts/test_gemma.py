@@ -57,8 +57,8 @@ def test_one_detector_without_a_host_finds_the_texts_of_two_hosts(watermark):
     """Words need no tokenizer: one key, one detector, two hosts."""
     key = dewmark.Key(bytes(range(32)))
     other = dewmark.Watermark(key)  # SmolLM2-135M
-    detector = dewmark.load_scheme(key)
-    assert detector.host.vocab_size == 0
+    detector = dewmark.Detector.from_key(key)
+    assert detector.scheme.host.vocab_size == 0
     for writer in (watermark, other):
         made = writer.generate_batch(PROMPTS[:3], seeds=range(3), max_new_tokens=120, min_new_tokens=120)
         # seen 8 to 11, once 4, at 150 tokens; three unmarked texts: 0, with a deviation of 0.6 in the mean
