@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _RULES = 1  # raise it when a rule changes
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
 _OPENING, _CLOSING = "“„«", "”“»"
 _ARRAY = re.compile(r'\[\s*(?:[\[{"\d\-\]]|true|false|null|\Z)')
+_STRING_OR_BRACKET = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)')
 _DIGIT = re.compile(r"\d")
 
 
@@ -164,22 +165,14 @@ def _in_structure(text: str) -> bool:
     if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
         return True
     start = text.lstrip()
-    return (start.startswith("{") or bool(_ARRAY.match(start))) and _is_open(start)
-
-
-def _is_open(json_text: str) -> bool:
-    """Whether brackets of the value at the start of a text are still open."""
-    depth = 0
-    for piece in _strings_and_brackets(json_text):
-        depth += (piece in "{[") - (piece in "}]")
+    if not (start.startswith("{") or _ARRAY.match(start)):
+        return False
+    depth = 0  # of the brackets that are open
+    for match in _STRING_OR_BRACKET.finditer(start):
+        depth += (match[0] in "{[") - (match[0] in "}]")
         if depth == 0:
             return False
     return True
-
-
-def _strings_and_brackets(text: str) -> Iterator[str]:
-    pieces = re.finditer(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', text)
-    return (match[0] for match in pieces if match[0][0] != '"')
 
 
 def _in_quotation(text: str, prompt: str) -> bool:

@@ -125,14 +125,6 @@ def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([vectors(each).astype(np.float16) for each in rows]))
 
 
-def _powers(k: int) -> I64:
-    """The first k powers of an odd number modulo 2⁶⁴, (k,).
-
-    Sums weighted with them differ for different windows; equal ones would count as a repeated context.
-    """
-    return np.array([pow(GOLDEN, i, 1 << 64) for i in range(1, k + 1)], dtype=np.uint64).view(np.int64)
-
-
 @dataclass(frozen=True)
 class Aligned:
     """The m candidates of one step for each of B texts.
@@ -160,6 +152,8 @@ class WordStates:
 
         self.tables = tables
         self.k = k
+        # sums weighted with powers differ for different windows; equal ones would count as a repeated context
+        odd = np.array([pow(GOLDEN, i, 1 << 64) for i in range(1, k + 1)], dtype=np.uint64).view(np.int64)
         self.state = RaceState(
             open=torch.full((size,), CLOSED, dtype=torch.long, device=device),
             recent=zeros(k),
@@ -167,7 +161,7 @@ class WordStates:
             seen=zeros(_WINDOWS),
             finished=zeros(1),
             repeated=zeros(1, dtype=torch.bool),
-            odd=torch.from_numpy(_powers(k)).to(device),
+            odd=torch.from_numpy(odd).to(device),
             past_rows=zeros(STEPS * KEPT),
             past_y=zeros(STEPS * KEPT, dtype=torch.float32),
             past_contexts=zeros(STEPS * KEPT, d_C, dtype=torch.float32),

@@ -118,7 +118,12 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
         known = {}
         for index, (text, penalties) in self._batch.items():
             if text.row.written and text.row.written[-1] == _PLACEHOLDER:
-                self._warn()
+                if not self._warned:
+                    self._warned = True
+                    _log.warning(
+                        "dewmark leaves tokens unmarked: vLLM passes requests whose last token is not known "
+                        "yet; start it with --no-async-scheduling"
+                    )
                 continue
             known[index] = text
             if penalties is not None:
@@ -137,14 +142,6 @@ class FirstRunnerProcessor(_first.LogitsProcessor):  # type: ignore[misc, name-d
         neutral = (presence, frequency, repetition) == tuple(_NEUTRAL.values())
         needed = self._config.scheme.needs.final_distribution and not neutral
         return (presence, frequency, repetition) if needed else None
-
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "dewmark leaves tokens unmarked: vLLM passes requests whose last token is not known yet; "
-                "start it with --no-async-scheduling"
-            )
 
 
 def penalised(

@@ -124,7 +124,8 @@ def decode(
     ends = set(eos_ids)
     written: list[list[int]] = []
     for row, left in zip(ids[:, start:length].tolist(), rooms_of(rooms, len(ids)), strict=True):
-        written.append(text := Written(_until(row, ends)))
+        end = next((i for i, token in enumerate(row) if token in ends), len(row))
+        written.append(text := Written(row[:end]))
         text.room = left
     return written
 
@@ -258,7 +259,3 @@ def check_sound(sound: torch.Tensor, model: CausalLM) -> None:
             f"row {row} of the batch has no usable logits (NaN, infinite, or every token forbidden) in "
             f"{model.dtype}: load the host with dtype='float32', or relax n-gram blocking"
         )
-
-
-def _until(row: list[int], ends: set[int]) -> list[int]:
-    return next((row[:i] for i, token in enumerate(row) if token in ends), row)
