@@ -91,12 +91,16 @@ def test_weights_equal_repetition() -> None:
     assert once.effective_length == pytest.approx(many.effective_length, rel=1e-4)
 
 
-def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [(1.0,), tanh_kernel(GAMMA)])
+@pytest.mark.parametrize("limit", [0, kt.LINEAR_LIMIT])
+def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch, kernel, limit: int) -> None:
     T, C = text_like(150)
     w = np.random.default_rng(0).integers(1, 4, size=150).astype(float)
-    whole = score_variance(evidence(T, C, w=w))
+    found = dataclasses.replace(evidence(T, C, w=w), kernel=kernel)
+    monkeypatch.setattr(kt, "LINEAR_LIMIT", limit)
+    whole = score_variance(found)
     monkeypatch.setattr(kt, "BLOCK", 32)
-    assert score_variance(evidence(T, C, w=w)) == pytest.approx(whole, rel=1e-5)
+    assert score_variance(found) == pytest.approx(whole, rel=1e-5)
 
 
 def test_labels_are_orthogonal_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
