@@ -196,7 +196,9 @@ def test_the_room_of_a_choosing_session_is_that_of_the_tokens_it_chose():
 def test_spared_tokens_are_drawn_with_numbers_that_the_mark_does_not_use():
     """Otherwise they would tell it, and a mark drawn with the same seeds would repeat them."""
     seeds, scores = range(400), random_logits(batch=400, vocab=50, scale=0.0)
-    session = SparingSession(FirstOrSecond(), lambda rows: [True] * len(rows), start=0, seeds=seeds, final=True)
+    session = SparingSession(
+        FirstOrSecond(), lambda rows: [True] * len(rows), start=0, seeds=seeds, final=True
+    )
     spared, _ = session.choose(torch.zeros((400, 0), dtype=torch.long), scores, Decoding())
     marks_own, _ = draw(scores, Decoding(), RandomStreams(seeds, device=torch.device("cpu")), 0)
     assert int((spared == marks_own).sum()) < 8 + 3.5 * np.sqrt(8)  # 1 in 50, by chance

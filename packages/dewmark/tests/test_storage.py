@@ -55,7 +55,6 @@ class TestManifest:
         file.write_bytes(bytes(99) + b"x")
         assert storage.read_manifest(tmp_path, "files") == {}
 
-
     def test_a_manifest_does_not_depend_on_the_order_of_the_disk(self, tmp_path, monkeypatch):
         for name in ("b", "a/d", "a/c"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -297,7 +296,6 @@ class TestBundles:
         with pytest.raises(StorageError, match="the disk is full"):
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
         assert names(tmp_path) == []
-
 
     def test_other_errors_of_numpy_are_not_a_full_disk(self, tmp_path, monkeypatch):
         def fail(*args: object, **kwargs: object) -> None:

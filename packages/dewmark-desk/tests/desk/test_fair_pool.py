@@ -106,7 +106,7 @@ def test_overload_is_rejected_at_once(make):
 
 
 def test_the_time_to_wait_follows_the_pace_of_the_work(make):
-    """Tasks of one estimated second take a hundredth: after ten, the queue is a third as long as estimated."""
+    """Eleven tasks took a hundredth of their estimates, so a queue of three seconds will take about one."""
     pool, work = make(waiting_seconds=3.0), Recorder()
 
     def fast(items):

@@ -37,6 +37,15 @@ KEY = SigningKey(PRIVATE)
 CLAIMS = {"document": "x", "verdict": "marked", "p_value": 1e-06, "name": "Brücke", "n": None}
 
 
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [(SigningKey.load, "no signing key .*make it"), (load_signers, "cannot read public key .*No such file")],
+)
+def test_a_missing_key_is_reported(tmp_path, load, message) -> None:
+    with pytest.raises(KeyFileError, match=message):
+        load(tmp_path / "none")
+
+
 @pytest.mark.parametrize("load", [SigningKey.load, load_signers])
 @pytest.mark.parametrize("place", ["fifo", "/dev/zero", "deep.jwk"])
 def test_only_a_small_regular_file_is_read(tmp_path, load, place) -> None:
