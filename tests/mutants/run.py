@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -97,7 +98,8 @@ def main(
         rows = read(reached)
     rows = [row for row in rows if (row["set"], row["tests"]) in files]
 
-    results = folder / f"{'-'.join(['results', *only.replace('/', '').split()])}.jsonl"
+    some = hashlib.sha256(only.encode()).hexdigest()[:12]
+    results = folder / (f"results-{some}.jsonl" if only else "results.jsonl")
     before = {row["name"]: row for row in read(results)}
     faults = [
         each for group in chosen.values() for each in group if not is_known(before.get(each.name), sets)
