@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -85,9 +86,9 @@ def main(
             importlib.import_module(name)
 
     reached = folder / "reached.jsonl"
-    known = {(row["set"], row["tests"]) for row in read(reached)}
+    rows = read(reached)
     files = [(name, file) for name in sets for file in test_files(trees[0], name, only)]
-    if todo := [each for each in files if each not in known]:
+    if todo := [each for each in files if each not in {(row["set"], row["tests"]) for row in rows}]:
         say(f"which test reaches which line: {len(todo)} test files")
         for tree in trees:
             for path in (path for pattern in AREAS.values() for path in tree.glob(pattern)):
@@ -95,9 +96,11 @@ def main(
         share_out(todo, trees, lambda tree: lambda task: reach(tree, *task), reached)
         for tree in trees:
             git("checkout", "-q", "-f", "--detach", commit, tree=tree)
-    rows = [row for row in read(reached) if (row["set"], row["tests"]) in files]
+        rows = read(reached)
+    rows = [row for row in rows if (row["set"], row["tests"]) in files]
 
-    results = folder / f"{'-'.join(['results', *only.replace('/', '').split()])}.jsonl"
+    some = hashlib.sha256(only.encode()).hexdigest()[:12]
+    results = folder / (f"results-{some}.jsonl" if only else "results.jsonl")
     before = {row["name"]: row for row in read(results)}
     faults = [
         each for group in chosen.values() for each in group if not is_known(before.get(each.name), sets)
@@ -380,17 +383,32 @@ def reach(tree: Path, name: str, file: str) -> tuple[Row, str]:
     probes.parent.mkdir()
     probes.with_name("mutant_probes.py").write_text(PROBES, "utf-8")
     done = run_tests(tree, [file], SETS[name], 600, probes=probes)
-    lines: dict[str, set[str]] = defaultdict(set)
+    places = {test: place for place, test in enumerate(done["costs"])}
+    lines: dict[str, set[int] | None] = {}
     for row in set(probes.read_text("utf-8").splitlines()) if probes.exists() else ():
         line, _, test = row.partition("\t")
         test, _, phase = test.rpartition(" ")
-        # What a fixture does, or the import of the test file, other tests of the file may rely on.
-        lines[line] |= {test} if phase == "(call)" else done["costs"].keys()
+        if phase != "(call)":
+            # What a fixture does, or the import of the test file, other tests of the file may rely on.
+            lines[line] = None
+        elif (known := lines.setdefault(line, set())) is not None and test in places:
+            known.add(places[test])
     row = {"set": name, "tests": file, "seconds": done["seconds"], "costs": done["costs"]}
-    return {
-        **row,
-        "lines": {line: sorted(tests) for line, tests in lines.items()},
-    }, f"{file}: {len(done['costs'])} tests"
+    return {**row, **by_group(lines)}, f"{file}: {len(done['costs'])} tests"
+
+
+def by_group(lines: dict[str, set[int] | None]) -> Row:
+    """The same with each group of tests written once: ``lines`` has by module and line a place in ``groups``.
+
+    A test is its place among the file's ``costs``; the group None is all tests of the file.
+    """
+    groups: dict[tuple[int, ...] | None, int] = {}
+    modules: dict[str, dict[str, int]] = defaultdict(dict)
+    for place, tests in sorted(lines.items()):
+        module, _, line = place.rpartition(":")
+        group = None if tests is None else tuple(sorted(tests))
+        modules[module][line] = groups.setdefault(group, len(groups))
+    return {"groups": list(groups), "lines": modules}
 
 
 # --- One fault ---
@@ -406,21 +424,20 @@ class Examiner:
             self.costs[row["set"]] |= row["costs"]
         # The first test of a file pays for what its tests share; whichever test runs alone pays it again.
         self.opening = {row["tests"]: next(iter(row["costs"].values()), 0.0) for row in rows}
-        self.lines: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for row in rows:
-            for line, tests in row["lines"].items():
-                for place in (line, line.partition(":")[0]):
-                    self.lines[row["set"], place].update(tests)
+        self.rows = rows
         self.sound: set[frozenset[str]] = set()
         self.unsound: set[str] = set()
 
     def reaching(self, mutant: Mutant, name: str) -> list[str]:
         """The tests that reach a fault, the fastest first; outside of functions those that reach its file."""
-        place = f"{mutant.file}:{mutant.statement}" if mutant.statement else mutant.file
-        tests = self.lines.get((name, place), set()) & self.costs[name].keys()
-        return sorted(
-            tests, key=lambda test: (self.opening[test.partition("::")[0]] + self.costs[name][test], test)
-        )
+        reaching: set[str] = set()
+        for row in (row for row in self.rows if row["set"] == name and mutant.file in row["lines"]):
+            lines, tests = row["lines"][mutant.file], list(row["costs"])
+            groups = {lines.get(str(mutant.statement))} if mutant.statement else {*lines.values()}
+            for places in (row["groups"][group] for group in groups - {None}):
+                reaching.update(tests if places is None else (tests[place] for place in places))
+        costs = self.costs[name]
+        return sorted(reaching, key=lambda test: (self.opening[test.partition("::")[0]] + costs[test], test))
 
     def examine(self, mutant: Mutant) -> tuple[Row, str]:
         """The set of tests that notices a fault, or None, and what it cost to know."""

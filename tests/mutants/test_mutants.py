@@ -32,12 +32,16 @@ def test_noticed():
     assert policy.noticed(2) and not policy.noticed(3)
 """,
     "tests/test_others.py": """
+import pytest
 from dewmark import policy
+@pytest.fixture
+def four():
+    return policy.noticed_elsewhere(0)
 def test_noticed_elsewhere():
     assert policy.noticed_elsewhere(1) == 5
 def test_reached():
     policy.reached(1)
-def test_that_fails_without_a_fault():
+def test_that_fails_without_a_fault(four):
     assert policy.reached(1) == 7
 """,
     ".gitignore": "build/\n__pycache__/\n",
@@ -81,6 +85,13 @@ def test_each_fault_is_reported_by_the_tests_that_notice_it(tiny):
     assert "| policy | 8 | 2 | 2 | 4 | 50% |" in report
     assert "| dewmark/policy.py:9 | arithmetic | `` return n * 5 `` | `` return n / 5 `` | 2 |" in report
     assert (tiny / "packages/dewmark/src/dewmark/policy.py").read_text("utf-8") == MODULE
+
+    (reached,) = tiny.glob("build/mutants/*/reached.jsonl")
+    tests = {row["tests"]: row for row in map(json.loads, reached.read_text("utf-8").splitlines())}
+    others, module = tests["tests/test_others.py"], "packages/dewmark/src/dewmark/policy.py"
+    credited = {line: others["groups"][group] for line, group in others["lines"][module].items()}
+    assert credited == {"6": None, "9": [1, 2]}  # a fixture's line is credited to every test of the file
+    assert reached.read_text("utf-8").count("test_that_fails_without_a_fault") == 1
 
     results.write_text(
         "".join(f"{json.dumps(row)}\n" for row in rows[:-1]), "utf-8"

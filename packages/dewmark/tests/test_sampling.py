@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from scipy import stats
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from dewmark.decoding import Decoding
-from dewmark.mark import draw
-from dewmark.sampling import RandomStreams, filter_logits, race, warp
+from dewmark.mark import ChoosingSession, Writer, draw
+from dewmark.sampling import RandomStreams, filter_logits, likeliest, race, warp
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
@@ -147,3 +148,35 @@ def test_a_row_has_its_own_stream_whatever_the_batch_and_the_length():
     assert not torch.equal(both[0], both[1])
     assert both.dtype == torch.float64
     assert ((both > 0) & torch.isfinite(both)).all()
+
+
+@pytest.mark.parametrize("finite", [0, 1, 8])
+@pytest.mark.parametrize("vocab", [305, 999, 1000])
+def test_the_likeliest_tokens_are_tokens_even_where_none_is_possible(vocab, finite):
+    """The vocabulary is padded for the search, and -inf wins over nothing: no padding may be returned."""
+    scores = torch.full((64, vocab), -float("inf"))
+    ids = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(i)) for i in range(64)])
+    scores.scatter_(1, ids[:, :finite], 1.0 + torch.arange(finite, dtype=torch.float32).expand(64, -1))
+    for m in (9, vocab // 40):
+        values, found = likeliest(scores, m)
+        assert ((found >= 0) & (found < vocab)).all()
+        assert torch.equal(values, scores.sort(dim=1, descending=True).values[:, :m])
+
+
+class FirstOrSecond(ChoosingSession):
+    """A mark that takes the likelier token at even lengths of the text, and the other at odd ones."""
+
+    def choose(self, input_ids, scores, decoding):
+        ids = scores.argsort(dim=1, descending=True)[:, input_ids.shape[1] % 2]
+        return ids, torch.ones(len(ids), dtype=torch.bool)
+
+
+def test_spared_tokens_are_drawn_with_numbers_that_the_mark_does_not_use():
+    """Otherwise they would tell it, and a mark drawn with the same seeds would repeat them."""
+    seeds, scores = range(400), random_logits(batch=400, vocab=50, scale=0.0)
+    ids = torch.zeros((400, 0), dtype=torch.long)
+    everything = Mock(exempts=lambda decoding: False, spares=lambda rows: [True] * len(rows), unmarked_ids=())
+    writer = Writer(FirstOrSecond(), ids, seeds=seeds, final=True, exemptions=everything)
+    spared, _ = writer.draw(ids, scores, Decoding())
+    marks_own, _ = draw(scores, Decoding(), RandomStreams(seeds, device=torch.device("cpu")), 0)
+    assert int((spared == marks_own).sum()) < 8 + 3.5 * np.sqrt(8)  # 1 in 50, by chance

@@ -55,6 +55,20 @@ class TestManifest:
         file.write_bytes(bytes(99) + b"x")
         assert storage.read_manifest(tmp_path, "files") == {}
 
+    def test_a_manifest_does_not_depend_on_the_order_of_the_disk(self, tmp_path, monkeypatch):
+        for name in ("b", "a/d", "a/c"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(name, encoding="utf-8")
+        listed, manifests = Path.rglob, []
+        for backwards in (False, True):
+            monkeypatch.setattr(
+                Path, "rglob", lambda path, of, way=backwards: iter(sorted(listed(path, of), reverse=way))
+            )
+            storage.write_manifest(tmp_path, "files")
+            manifests.append((tmp_path / "manifest.json").read_bytes())
+            (tmp_path / "manifest.json").unlink()
+        assert manifests[0] == manifests[1]
+
 
 class TestAtomicWrite:
     def test_the_file_appears_complete_with_its_parents(self, tmp_path):
@@ -280,6 +294,15 @@ class TestBundles:
 
         monkeypatch.setattr(storage.np, "save", short_write)
         with pytest.raises(StorageError, match="the disk is full"):
+            storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
+        assert names(tmp_path) == []
+
+    def test_other_errors_of_numpy_are_not_a_full_disk(self, tmp_path, monkeypatch):
+        def fail(*args: object, **kwargs: object) -> None:
+            raise OSError("obtaining file position failed")
+
+        monkeypatch.setattr(storage.np, "save", fail)
+        with pytest.raises(OSError, match="^obtaining file position failed$"):
             storage.save_bundle(tmp_path / "b", meta={}, arrays={"x": np.ones(2)})
         assert names(tmp_path) == []
 

@@ -17,7 +17,7 @@ from tests.desk.live import bound, plain_text
 
 from dewmark.detect import score_text
 from dewmark.verdict import MIN_SEARCHED
-from dewmark_desk import schemas
+from dewmark_desk import admission, schemas
 from dewmark_desk.admission import (
     MAX_DEPTH,
     SLICE,
@@ -37,6 +37,7 @@ from dewmark_desk.verdicts import Examination, Query
 
 ONE = Examination([Tenant("acme", bound("acme"))], keys=1)
 MANY = Examination([Tenant(f"k{i}", bound("acme")) for i in range(50)], keys=50)
+PLAIN = Examination([open_demonstration()], keys=1)  # no model reads its texts
 SETTINGS = Settings(detectors=(("acme", "in memory"),), store="sqlite:///none")
 
 values = st.recursive(
@@ -149,8 +150,7 @@ def test_every_list_of_a_request_is_bounded_and_stops_at_the_first_error():
 
 def test_prompt_is_cut_to_the_words_that_can_be_context():
     prompt = "the quick brown fox " * 5_000
-    default = Examination([open_demonstration()], keys=1)
-    assert len(context_of(prompt, default)) <= 2_048
+    assert len(context_of(prompt, PLAIN)) <= 2_048
     short = context_of(prompt, ONE)  # a scheme of the host's tokens
     assert len(short) <= 8_192
     assert prompt.endswith(short)
@@ -159,6 +159,28 @@ def test_prompt_is_cut_to_the_words_that_can_be_context():
     assert scores[0] == pytest.approx(scores[1])
     assert context_of(None, ONE) is None
     assert context_of("the old bridge", ONE) == "the old bridge"
+
+
+def test_a_cut_prompt_begins_with_a_whole_word():
+    prompt = "riverbank " * 1_000  # the last 2,048 characters begin within a word
+    assert {*context_of(prompt, PLAIN).split()} == {"riverbank"}
+    assert len(context_of(prompt, PLAIN)) > 2_000
+    for whole in ("x" * 9_000, " " * 9_000):  # no word begins within them
+        assert context_of(whole, PLAIN) == whole[-2_048:]
+
+
+def test_a_prompt_is_cut_for_the_key_that_reads_most_of_it():
+    both = Examination([*PLAIN.tenants, *ONE.tenants], keys=2)
+    prompt = "the quick brown fox " * 5_000
+    assert context_of(prompt, both) == context_of(prompt, ONE)
+    assert len(context_of(prompt, ONE)) > 4_000 > len(context_of(prompt, PLAIN))
+
+
+def test_only_the_part_of_a_prompt_that_is_read_counts():
+    small = dataclasses.replace(SETTINGS, request_bytes=20_000)
+    prompt = "the quick brown fox " * 5_000
+    (query,) = admitted([Query("the old bridge", prompt)], ONE, small)
+    assert query == Query("the old bridge", context_of(prompt, ONE))
 
 
 def test_prompts_count_like_text():
@@ -261,6 +283,14 @@ def test_work_is_cut_into_slices():
     parts = list(slices([Query("x" * 3_000)] * 40, MANY))
     assert [query for part, _ in parts for query in part] == [Query("x" * 3_000)] * 40
     assert all(seconds <= SLICE or len(part) == 1 for part, seconds in parts)
+
+
+def test_a_slice_is_full_at_its_limit(monkeypatch):
+    monkeypatch.setattr(admission, "seconds_of", lambda *_: SLICE / 2)
+    assert [(len(part), seconds) for part, seconds in slices([Query("x")] * 5, ONE)] == [
+        *[(2, SLICE)] * 2,
+        (1, SLICE / 2),
+    ]
 
 
 def test_a_text_that_takes_long_is_examined_beside_all_others(open_service, monkeypatch):

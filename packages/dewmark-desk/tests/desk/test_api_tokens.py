@@ -4,6 +4,7 @@ import hmac
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from tests.desk.conftest import Clock
@@ -58,6 +59,11 @@ class TestLifetime:
         assert tokens.caller(text)
         assert tokens.caller("dwm_0123456789ab_unknown") is None
         assert len(compared) == 2
+
+    def test_what_cannot_be_a_token_costs_no_look_at_the_store(self):
+        unread = Tokens(SimpleNamespace(read=lambda: pytest.fail("the store was read")))
+        for wrong in ("dwm_0123456789abcdef0_x", "dwm_0-1_x", "dwm_01_", f"dwm_01_{'x' * 200}", "abc_01_x"):
+            assert unread.caller(wrong) is None
 
     def test_revoked_and_expired_tokens_are_invalid(self, tokens, clock):
         made, text = tokens.new("desk", ["detect"])

@@ -101,6 +101,16 @@ class TestTenants:
         assert found["looks"] == {"keys": 2, "attempts": 1, "passages": False}
         assert {row["tenant"]: row["p_value"] for row in found["per_tenant"]} == pytest.approx(corrected)
 
+    def test_each_key_has_a_verdict_of_its_own(self, open_service):
+        client = open_service(tenants=("acme", "beta"))
+        for text, expected in (
+            (marked_text(), {"acme": "marked", "beta": "not_marked"}),
+            (plain_text(), {"acme": "not_marked", "beta": "not_marked"}),
+            ("the old bridge", {"acme": "too_short", "beta": "too_short"}),
+        ):
+            (found,) = results(client.post("/v1/detect", json={"text": text}))
+            assert {row["tenant"]: row["verdict"] for row in found["per_tenant"]} == expected
+
     def test_asking_for_one_tenant_pays_for_all(self, open_service):
         """A caller may name the tenant because another answer pointed to it."""
         client = open_service(tenants=("acme", "beta"))

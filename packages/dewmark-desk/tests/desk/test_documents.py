@@ -238,6 +238,7 @@ def test_paragraphs_headings_and_east_asian_lines():
         == f"Title\n\n{wide} goes on.\nNew one."
     )
     assert documents._reflow(["日本語の文章がここで", "続きます。"]) == "日本語の文章がここで続きます。"
+    assert documents._reflow(["これはPDF版", "です。"]) == "これはPDF版です。"
     assert documents._reflow(["a word -", "and 10-12-", "14 more"]) == "a word - and 10-12- 14 more"
 
 
@@ -339,8 +340,10 @@ def test_bad_open_documents_give_a_one_line_error(data, said):
 
 
 def test_repeated_spaces_are_counted():
-    with pytest.raises(InputError, match="more than 1,000 characters"):
-        odt_text(odt("<text:p>a<text:s text:c='99999999999999'/>b</text:p>"), FEW)
+    for around in ("a{}b", "{}"):
+        spaces = around.format("<text:s text:c='99999999999999'/>")
+        with pytest.raises(InputError, match="more than 1,000 characters"):
+            odt_text(odt(f"<text:p>{spaces}</text:p>"), FEW)
 
 
 @given(st.binary(max_size=300))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 
 import pytest
 
@@ -102,6 +103,28 @@ def test_overload_is_rejected_at_once(make):
         assert await ask(pool, work, [4]) == [8]
 
     asyncio.run(main())
+
+
+def test_the_time_to_wait_follows_the_pace_of_the_work(make):
+    """Eleven tasks took a hundredth of their estimates, so a queue of three seconds will take about one."""
+    pool, work = make(waiting_seconds=3.0), Recorder()
+
+    def fast(items):
+        time.sleep(0.01)
+        return items
+
+    async def main():
+        for i in range(11):
+            await ask(pool, fast, [i])
+        asked = await begun(ask(pool, work, [0]), of=work)
+        asked += await queued(*(ask(pool, work, [i]) for i in range(3)))
+        with pytest.raises(Overloaded) as refused:
+            await ask(pool, work, [4])
+        work.gate.set()
+        await asyncio.gather(*asked)
+        return refused.value.wait
+
+    assert 3.0 * 0.9**11 < asyncio.run(main()) < 2.0
 
 
 def test_request_larger_than_the_queue_is_served_if_nothing_waits(make):

@@ -97,6 +97,27 @@ def test_text_ends_before_the_earliest_of_the_stops_that_one_token_completes(sto
     assert asyncio.run(main()) == "one "
 
 
+def test_a_stop_may_begin_before_a_character_that_is_not_complete_yet():
+    """What may be the beginning of a stop is held back, since sent text cannot be taken back."""
+    texts = ["one a\ufffd", "one aé two"]
+
+    async def written(stop: str) -> str:
+        stream = TextStream(dataclasses.replace(REQUEST, stop=(stop,)), lambda ids: texts[len(ids) - 1])
+        stream.take(1)
+        stream.take(2)
+        stream.end()
+        return await collect(stream)
+
+    assert asyncio.run(written("aé")) == "one "
+    assert asyncio.run(written("ab")) == "one aé two"
+
+
+def test_the_texts_of_a_request_are_not_shown():
+    request = dataclasses.replace(REQUEST, prompt="a secret prompt", grammar="a secret grammar")
+    assert "secret" not in repr(request)
+    assert "acme" in repr(request)
+
+
 def test_what_the_policy_leaves_out_is_written_without_the_key():
     class Spares(Policy):
         def reason(self, text: str, prompt: str = "") -> str | None:
@@ -129,6 +150,20 @@ def test_owner_beyond_its_share_of_a_full_queue_is_refused_and_a_new_owner_is_no
             with pytest.raises(Overloaded, match="too many requests"):
                 generator.submit([asked("a")])
             generator.submit([asked("new")])
+
+    asyncio.run(main())
+
+
+def test_owner_beyond_its_share_is_served_while_the_queue_has_room():
+    async def main() -> None:
+        with held(max_waiting=8) as (held_host, generator):
+            generator.submit([asked("busy")])
+            assert held_host.entered.acquire(timeout=60)
+            generator.submit([asked("a")] * 4)
+            generator.submit([asked("b")])
+            generator.submit([asked("a")] * 3)  # the queue is full now, and seven eighths are of one owner
+            with pytest.raises(Overloaded, match="too many requests"):
+                generator.submit([asked("a")])
 
     asyncio.run(main())
 

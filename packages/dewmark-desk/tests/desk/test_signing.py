@@ -37,6 +37,15 @@ KEY = SigningKey(PRIVATE)
 CLAIMS = {"document": "x", "verdict": "marked", "p_value": 1e-06, "name": "Brücke", "n": None}
 
 
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [(SigningKey.load, "no signing key .*make it"), (load_signers, "cannot read public key .*No such file")],
+)
+def test_a_missing_key_is_reported(tmp_path, load, message) -> None:
+    with pytest.raises(KeyFileError, match=message):
+        load(tmp_path / "none")
+
+
 @pytest.mark.parametrize("load", [SigningKey.load, load_signers])
 @pytest.mark.parametrize("place", ["fifo", "/dev/zero", "deep.jwk"])
 def test_only_a_small_regular_file_is_read(tmp_path, load, place) -> None:
@@ -179,6 +188,9 @@ def test_a_file_that_is_no_public_key_is_reported(tmp_path: Path, content: str, 
 def test_a_wrong_thumbprint_and_a_foreign_key_are_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="thumbprint"):
         VerifyingKey.from_jwk({**JWK, "kid": "wrong"})
+    for other in ({"crv": "X25519"}, {"kty": "EC"}):
+        with pytest.raises(KeyFileError, match="no Ed25519 public key"):
+            VerifyingKey.from_jwk({**JWK, **other})
     (tmp_path / "k.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     with pytest.raises(KeyFileError, match="not an unencrypted Ed25519 key"):
         SigningKey.load(tmp_path / "k.pem")

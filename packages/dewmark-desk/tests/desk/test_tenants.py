@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.desk.live import host
+from tests.desk.live import bound, host
 
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
+from dewmark.scheme import for_languages
+from dewmark.text.languages import LanguagePolicy
 from dewmark.watermark import Watermark
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import Tenant, open_writers
@@ -31,6 +33,12 @@ def test_retired_keys_do_not_mark(tmp_path):
         "acme",
         "beta",
     ]
+
+
+def test_languages_of_a_tenant_are_in_order():
+    known = ["cy", "de", "el", "en", "es", "fr", "it", "sw"]
+    tenant = Tenant("acme", for_languages(bound("acme"), LanguagePolicy(known=frozenset(known))))
+    assert tenant.languages == (*known,)
 
 
 def test_only_retired_keys_cannot_mark(tmp_path):

@@ -10,7 +10,9 @@ from tests.batch.many import read, write_jsonl
 from dewmark.batch import TextWriter, generate_file
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
+from dewmark.hosts.base import ChatFormat
 from dewmark.hosts.fake import FakeHost
+from dewmark.watermark import DEFAULT_DECODING
 
 DECODING = Decoding(max_new_tokens=12)
 
@@ -35,6 +37,14 @@ def test_rows_and_seeds(prompts, writer, tmp_path):
     assert {row["config_hash"] for row in rows} == {made.config_hash}
     (text,) = writer.write(["the old bridge 3"], seeds=[10], decoding=DECODING)
     assert rows[3]["text"] == text.text
+
+
+def test_options_change_the_host_s_own_decoding_in_chat_only():
+    host, own = FakeHost(), Decoding(temperature=0.6, top_k=20)
+    writer = TextWriter(None, host.info, lambda: host, lambda: ChatFormat(str, own))
+    assert writer.decoding({}) == DEFAULT_DECODING != own
+    assert writer.decoding({"top_k": 5}) == Decoding(top_k=5)
+    assert writer.decoding({"top_k": 5}, chat=True) == Decoding(temperature=0.6, top_k=5)
 
 
 def test_a_resumed_run_keeps_its_seed(prompts, writer, tmp_path):

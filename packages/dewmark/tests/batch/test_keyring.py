@@ -12,7 +12,7 @@ from dewmark.batch import DetectorSpec, Document
 from dewmark.batch.keyring import Kind, read_kinds
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.errors import ConfigError, UnknownNameError
+from dewmark.errors import ConfigError, KeyFileError, UnknownNameError
 from dewmark.registry import HOSTS
 from dewmark.watermark import Watermark
 
@@ -96,6 +96,12 @@ def test_what_cannot_be_tested_is_named(keyring, tmp_path):
     assert missing[str(tmp_path / "other.key")].startswith("no tokenizer: ")
     (row,) = scored(tmp_path, ["the old"])
     assert {each["reason"] for each in row["not_tested"]} >= {"too_short"}
+
+
+def test_a_folder_without_a_key_is_an_error(tmp_path):
+    (tmp_path / "notes.txt").write_text("the key is elsewhere", encoding="utf-8")
+    with pytest.raises(KeyFileError, match=r"has no key: expected files named \*.key"):
+        DetectorSpec(keys=(tmp_path,)).open()
 
 
 def test_mistakes_in_a_keyring_are_one_line(tmp_path):

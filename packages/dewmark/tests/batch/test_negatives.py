@@ -37,6 +37,18 @@ def report(tmp_path: Path):
     return written
 
 
+def test_the_package_s_texts_do_not_depend_on_the_order_of_the_disk(monkeypatch) -> None:
+    listed = Path.iterdir
+    found = []
+    for backwards in (False, True):
+        monkeypatch.setattr(
+            Path, "iterdir", lambda path, way=backwards: iter(sorted(listed(path), reverse=way))
+        )
+        found.append([document.id for document in Negatives.packaged().documents])
+    assert found[0] == found[1]
+    assert len({*found[0]}) == len(found[0]) > 100
+
+
 def test_languages_that_are_trusted(report) -> None:
     every = group("all", "all texts", 0.0)
     groups = (every, group("language", "sw", 0.0), group("language", "cy", 1.7, spread=0.5))

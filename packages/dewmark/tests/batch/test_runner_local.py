@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +100,15 @@ def alive(process: int) -> bool:
     return True
 
 
+def running(process: int) -> bool:
+    """A process exists, and is not merely waiting to be collected by whoever adopted it."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return alive(process)
+    return state != "Z"
+
+
 def test_busy_workers_end_with_the_run_and_idle_ones_with_the_runner(local, tmp_path):
     opener = Opener(tmp_path, seconds=0.05)
     with local(2) as runner:
@@ -106,6 +119,36 @@ def test_busy_workers_end_with_the_run_and_idle_ones_with_the_runner(local, tmp_
         processes = {process for _, (_, process) in runner.map(range(8), opener)}
         assert all(map(alive, processes))  # they wait for more
     assert not any(map(alive, processes))
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tests.batch.jobs import Opener
+from dewmark.batch.runners import open_runner
+if __name__ == "__main__":
+    with open_runner("local", workers=2) as runner:
+        list(runner.map([1, 2], Opener(Path(sys.argv[1]), seconds=600.0)))
+"""
+
+
+def test_busy_workers_end_when_their_parent_is_killed(tmp_path):
+    opener, script, deadline = Opener(tmp_path), tmp_path / "run.py", time.monotonic() + 60.0
+    script.write_text(RUN, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment) as parent:
+        while opener.opened() < 2 and parent.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        parent.kill()
+    workers = [int(file.name.partition("-")[2]) for file in tmp_path.glob("opened-*")]
+    assert len(workers) == 2
+    try:
+        while any(map(running, workers)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(running, workers))
+    finally:
+        for worker in filter(running, workers):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_workers_are_reused_for_the_same_opener_only(local, tmp_path):

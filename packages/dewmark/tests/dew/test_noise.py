@@ -145,6 +145,31 @@ def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tm
     assert np.abs(raw[:8, 8:]).max() > 0.3
 
 
+def test_noise_beyond_the_likeliest_candidates_is_normal_and_new(bag_encoder, tmp_path) -> None:
+    """Only the likeliest are made independent of one another; all are so of the step before."""
+    bound, keys, m = bind("words", tmp_path, m=INDEPENDENT + 8), 4000, INDEPENDENT + 8
+    generator = torch.Generator().manual_seed(1)
+    W = torch.randn(keys, *bound.W.shape, generator=generator)
+    texts = WordStates(bound.word_tables(CPU), keys, k=3)
+    texts.push(torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(keys, -1))
+    candidates = torch.arange(4, 4 + m).flip(0).expand(keys, -1)
+    drawn = []
+    for _ in range(2):
+        aligned = texts.align(candidates, W)
+        uniforms = torch.rand(keys, m, generator=generator, dtype=torch.float64)
+        y = keyed_noise(aligned, uniforms, alpha=0.95)
+        x = innovations(aligned, y, texts.state, texts.tables.units, alpha=0.95)
+        drawn.append((y, x))
+        texts.remember(aligned, y, torch.arange(m - 8, m).expand(keys, -1), roots(m, alpha=0.95, device=CPU))
+        texts.push(torch.full((keys, 1), 30))
+    before, after = drawn[0][0][:, -8:], drawn[1][1][:, INDEPENDENT:]
+    assert aligned.rows[:, INDEPENDENT:].any()
+    for candidate in after.T.numpy():
+        assert stats.kstest(candidate, "norm").pvalue > 1e-4
+    together = np.corrcoef(np.concatenate((before, after), axis=1).T)
+    assert np.abs(together[:8, 8:]).max() < 4.5 / np.sqrt(keys)
+
+
 def grams(kind: str, n: int) -> torch.Tensor:
     """Gram matrices (20, n, n) of unit vectors, float64."""
     generator = torch.Generator().manual_seed(0)

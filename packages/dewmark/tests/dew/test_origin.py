@@ -105,6 +105,16 @@ def test_rows_of_an_engine_have_members_and_payloads_of_their_own(host, bag_enco
     assert [(each.member, each.payload) for each in found] == expected
 
 
+def test_the_member_that_marks_a_seed_s_text(host, bag_encoder, tmp_path) -> None:
+    """The one asked for, or else the one that the seed draws; a plain key has no members to name."""
+    ring = bind(Key(bytes(range(32)), members=8), host, tmp_path)
+    assert [ring.member_of(seed) for seed in range(20)] == [random_member(seed, 8) for seed in range(20)]
+    assert ring.for_member(member=5).member_of(3) == 5
+    plain = bind(Key(bytes(32)), host, tmp_path)
+    assert plain.member_of(3) is None
+    assert plain.for_member(member=0).member_of(3) is None
+
+
 def test_old_epochs_are_still_detected(host, bag_encoder, tmp_path) -> None:
     old = Key(bytes(range(32)))
     texts = write(host, bind(old, host, tmp_path), [1, 2, 3])
@@ -238,6 +248,30 @@ def test_shares_of_the_level_sum_to_one_and_follow_the_head() -> None:
     assert sum(shares) == pytest.approx(1.0)
     assert shares[7] > 0.99
     assert share_among(-1.0, np.full(4, -1.0)) == pytest.approx(0.25)
+
+
+def test_the_members_of_a_ring_share_one_level_and_a_plain_key_has_all_of_it() -> None:
+    rng = np.random.default_rng(7)
+    head = split(np.ones(12), np.exp(-np.arange(12) / 3)).astype(bool)
+    W = rng.standard_normal((16, 12, 12)).astype(np.float32)
+    M = (rng.standard_normal((12, 12)) + W[3] * head).astype(np.float32)
+    ring, plain = (KeyMatrices([EpochMatrices(None, len(own), 0, own)]) for own in (W, W[:1]))
+    shares = [level_share(M, each, head, ring) for each in W]
+    assert sum(shares) == pytest.approx(1.0, rel=1e-4)
+    assert np.argmax(shares) == 3
+    assert shares[3] < 1.0
+    assert level_share(M, W[0], head, plain) == 1.0
+
+
+def test_without_a_share_of_the_level_nothing_is_attributable() -> None:
+    """The share underflows to zero where the head fits another use beyond doubt."""
+    rng = np.random.default_rng(8)
+    W = rng.standard_normal((16, 16))
+    head = split(np.exp(-np.arange(16) / 2), np.ones(16))
+    share = share_among(-20.0, np.array([60.0, -20.0]))
+    assert share == 0.0
+    found = forgery_test(9.0 * W, W, head, level=0.01, share=share)
+    assert (found.attributable, found.p_tail) == (False, 1.0)
 
 
 def test_a_weak_text_whose_head_names_the_member_is_attributable() -> None:

@@ -125,6 +125,15 @@ def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> 
     assert wrong <= 3  # 1% of 300
 
 
+def test_the_use_of_a_strong_mark_is_certain() -> None:
+    """z 60: the weight of the right use by itself is exp(3600)."""
+    keys = matrices(16, 2)
+    found = keys.find(marked(text(), keys.matrix(KeyUse(5, 3)), 60.0))
+    assert (found.use.member, found.use.payload) == (5, 3)
+    confidences = (found.payload_confidence, found.member_confidence, found.epoch_confidence)
+    assert confidences == pytest.approx((1.0, 1.0, 1.0))
+
+
 def test_keys_make_the_same_matrices_every_time() -> None:
     key = Key(bytes(range(32)), members=64, payload_bits=2)
     keys = KeyMatrices.of(key, d_T=6, d_C=5)

@@ -86,6 +86,7 @@ def test_a_marked_stream_is_found_and_its_member_named(bag_encoder, tmp_path) ->
     assert detector.is_marked
     assert detector.use is not None
     assert detector.use.member == 2
+    assert detector.origin == {"member": 2, "payload": None, "epoch": None}  # the key has no more
     whole = bound.follow(prompt="the old river")
     whole.update(text)
     whole.finish()

@@ -51,6 +51,15 @@ class TestRanks:
         for level in np.arange(1, 61) / 60:
             assert np.mean(p <= level) <= level + 1e-12
 
+    def test_a_detection_has_its_rank_as_p_value_unless_its_text_is_too_short(self):
+        calibration = calibrate(range(19))
+        marked, unmarked = (calibration.apply(detection(z, fpr=0.05)) for z in (30.0, 17.5))
+        assert (marked.verdict, marked.p_value) == (Verdict.MARKED, 1 / 20)
+        assert (unmarked.verdict, unmarked.p_value) == (Verdict.NOT_MARKED, 2 / 20)
+        short = calibration.apply(detection(30.0, fpr=0.05, verdict=Verdict.TOO_SHORT))
+        assert (short.verdict, short.p_value) == (Verdict.TOO_SHORT, 1.0)
+        assert {each.test for each in (marked, unmarked, short)} == {"empirical"}
+
     def test_nan_has_no_rank(self):
         with pytest.raises(NumericalError, match="NaN"):
             calibrate([1.0]).p_value(math.nan)

@@ -42,6 +42,16 @@ def test_counts_follow_the_binomial_distribution(trials: int) -> None:
     assert found.p_value == pytest.approx(binom.sf(successes.sum() - 1, 5 * trials, 0.3))
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+def test_every_count_has_its_exact_p_value(share: float) -> None:
+    """Also none at all; the sum of the scores has a rounding error, the count has not."""
+    for n in range(1, 41):
+        for successes in range(n + 1):
+            scores = np.where(np.arange(n) < successes, 1.0, 0.0) - share
+            found = binomial_test(evidence(list(scores), variance=share * (1.0 - share)), share=share)
+            assert found.p_value == pytest.approx(binom.sf(successes - 1, n, share), rel=1e-9)
+
+
 @pytest.mark.parametrize("test", [z_test, gamma_test, lambda e: binomial_test(e, share=0.5)])
 def test_no_evidence_has_p_value_one(test) -> None:
     assert test(evidence([])).p_value == 1.0

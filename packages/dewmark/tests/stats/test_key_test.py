@@ -13,7 +13,7 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.dew.paper.null_distribution import tanh_kernel
 from dewmark.stats import key_test as kt
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import gaussian_test, key_test, score_variance
+from dewmark.stats.key_test import gaussian_test, key_test, power_series, score_variance
 
 GAMMA = 0.5
 
@@ -91,12 +91,25 @@ def test_weights_equal_repetition() -> None:
     assert once.effective_length == pytest.approx(many.effective_length, rel=1e-4)
 
 
-def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [(1.0,), tanh_kernel(GAMMA)])
+@pytest.mark.parametrize("limit", [0, kt.LINEAR_LIMIT])
+def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch, kernel, limit: int) -> None:
     T, C = text_like(150)
     w = np.random.default_rng(0).integers(1, 4, size=150).astype(float)
-    whole = score_variance(evidence(T, C, w=w))
+    found = dataclasses.replace(evidence(T, C, w=w), kernel=kernel)
+    monkeypatch.setattr(kt, "LINEAR_LIMIT", limit)
+    whole = score_variance(found)
     monkeypatch.setattr(kt, "BLOCK", 32)
-    assert score_variance(evidence(T, C, w=w)) == pytest.approx(whole, rel=1e-5)
+    assert score_variance(found) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "coefficients", [(0.7,), (0.7, 0.0, 0.2), (0.7, 0.0, 0.2, 0.0, 0.1), (0.7, 0.2), (0.6, 0.1, 0.3)]
+)
+def test_a_power_series_has_a_coefficient_for_each_power(coefficients) -> None:
+    rho = np.linspace(-1.0, 1.0, 21, dtype=np.float32)
+    expected = sum(c * rho.astype(float) ** power for power, c in enumerate(coefficients, start=1))
+    np.testing.assert_allclose(power_series(rho, coefficients), expected, atol=1e-6)
 
 
 def test_labels_are_orthogonal_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import fields
 from importlib import resources
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dewmark.hosts.fake import FakeHost
+from dewmark.storage import save_bundle
 from dewmark.text.spelling import Spelling
 from dewmark.text.trie import CLOSED, CUT, ENDED, UNKNOWN, Trie, build_trie, load_trie
 from dewmark.text.words import SPELLINGS, borrowed_rows, spelling, words
@@ -266,6 +268,9 @@ def test_a_trie_is_cached_and_a_damaged_one_is_built_again(tmp_path: Path) -> No
     again = load()
     for name in ("keys", "targets", "breaks", "after_break", "inner", "rows", "spelled", "factors", "terms"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    shutil.rmtree(folder)
+    save_bundle(folder, meta={}, arrays={"keys": first.keys})  # of another layout
+    np.testing.assert_array_equal(load().targets, first.targets)
     load("another")
     assert len(list((tmp_path / "tries").iterdir())) == 2
 
