@@ -298,9 +298,7 @@ class WordSession(DraftingSession):
         if decoding != self._decoding:
             self._decoding, self._steps, self._step = decoding, 0, None
         self._steps += 1
-        settled = self._steps > _CALLED and ids.shape[1] == self._length + 1
-        kernels = scores.is_cuda and self.texts.tables.kernels
-        if settled and kernels and not torch.cuda.is_current_stream_capturing():
+        if self._steps > _CALLED and ids.shape[1] == self._length + 1 and self._can_capture(scores):
             if self._step is None:
                 self._step = self._capture(ids[:, -1:], scores, decoding, random)
             tokens, sound = self._step(ids[:, -1:], scores, random)
@@ -312,6 +310,10 @@ class WordSession(DraftingSession):
         check_logits(scores, self.texts.tables.vocab_size)
         random = self._noise.states(ids.shape[1] - self._start)
         return ids.to(random.device), scores.to(random.device, torch.float32), random
+
+    def _can_capture(self, scores: Tensor) -> bool:
+        """Whether there are kernels to capture, and nobody else is capturing them."""
+        return self.texts.tables.kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
 
     def _capture(self, tokens: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Replayed:
         texts, race, W, decodings = self.texts, self._race, self._W, [decoding] * len(scores)
