@@ -2,11 +2,13 @@
 
     logits → warp → candidates → keyed noise → token
 
+*Final* logits are those after temperature and filters; the keyed noise is in `dewmark.dew.race`.
+
 1. **A step** without a mark is `draw`: logits are warped (temperature, min-p, top-k, top-p), and the tokens
    that are left race with numbers from each row's seed (`dewmark.sampling`).
 2. **A scheme** adds its mark by a `Session`, which shifts the logits, before they are warped or after
-   (`Needs.final_distribution`). A `ChoosingSession` draws the token itself, because its mark lies in the
-   numbers of the race; that of the default scheme is in `dewmark.dew.race`.
+   (`dewmark.scheme.Needs`). A `ChoosingSession`, such as the default scheme's, draws the token itself,
+   because its mark lies in the numbers of the race.
 3. **Rows that stay**: a `Writer` takes the steps of one batch of texts. It leaves out what a policy says.
 4. **Rows that change**: `Rows` are the texts of a serving engine, which come, go, fork and have steps taken
    back. `WriterRows` follow any scheme with a writer per text.
@@ -37,7 +39,7 @@ __all__ = ["ChoosingSession", "DraftingSession", "Row", "Rows", "Session", "Writ
 
 R = TypeVar("R", bound="Row")
 
-_SPARED = 2  # the purpose of the numbers of texts under a policy
+_SPARED = 2  # the purpose of `RandomStreams` for unkeyed draws under a policy; sessions have 0 and 1
 
 
 # 1. A step
@@ -79,7 +81,7 @@ class Session(ABC):
         """
 
     unbiased: bool = True
-    """False if a bias shifts the final distribution, so that the tokens do not tell the room."""
+    """False if a bias shifts the final distribution, so that the tokens cannot be used to measure room."""
 
     _room: Tensor | None = None
 
@@ -91,7 +93,7 @@ class Session(ABC):
         return self._room
 
     def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
-        """Count a step's tokens by their log-probabilities (batch,), of the rows in ``carries`` (batch,)."""
+        """Add g of each drawn token, by its log-probability (batch,); only rows where ``carries`` is true."""
         new = torch.stack((gain(log_p), torch.ones_like(log_p, dtype=torch.float32)), dim=1)
         if carries is not None:
             new = new * carries.to(new.device).unsqueeze(1)
@@ -103,7 +105,7 @@ class ChoosingSession(Session):
 
     @abstractmethod
     def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from the host's logits (batch, vocab), and `measure` what it left."""
+        """Draw the next id of each row from the host's logits (batch, vocab), and record the room."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Draw from final logits (batch, vocab); return logits in which only the chosen token is finite."""
@@ -117,11 +119,11 @@ class DraftingSession(ChoosingSession):
 
     @abstractmethod
     def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
-        """As `choose`, counting what is drawn in the rows (batch,) that are ``live``."""
+        """As `choose`, counting what is drawn in the rows (batch,) that are ``live``: not ended yet."""
 
     @abstractmethod
     def keep_best(self, drafts: int) -> Tensor:
-        """Continue all drafts of each text with the best one; the rows (batch,) that they continue."""
+        """Continue all drafts of each text with the best one; returns which row each row now copies."""
 
 
 # 3. Rows that stay
@@ -131,8 +133,8 @@ class Writer:
     """Takes the steps of one batch of texts, marked by ``session`` or, if that is None, without a mark.
 
     ``final`` says that the session marks logits after temperature and filters. Where ``exemptions`` spare a
-    token, the row's unkeyed numbers draw it. They also decide whether the next token is one that is never
-    marked; the mark chooses among the others only, so the distribution stays what it was.
+    token, the row's unkeyed numbers draw it. That draw also decides whether the next token is one that is
+    never marked; the mark chooses among the others only, so the distribution stays what it was.
     """
 
     def __init__(
@@ -157,10 +159,12 @@ class Writer:
             return draw(scores, decoding, self._noise, step)
         if self._exemptions is None:
             return self._marked(self._session, ids, scores, decoding)
+        # 1. An unkeyed draw, which stands where the policy spares the token
         plain, sound = draw(scores, decoding, self._noise, step)
         if self._exemptions.exempts(decoding):
             return plain, sound
         spared = torch.tensor(self._exemptions.spares(ids[:, self._start :].tolist()), device=plain.device)
+        # 2. It also decides on tokens that are never marked; only final logits can be limited to the others
         if self._final and self._exemptions.unmarked_ids:
             unmarked = torch.tensor(self._exemptions.unmarked_ids, device=plain.device)
             spared |= torch.isin(plain, unmarked)
@@ -168,18 +172,19 @@ class Writer:
             decoding = dataclasses.replace(decoding, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         if bool(spared.all()):
             return plain, sound
+        # 3. The mark draws the others; spared rows get flat logits, so that it cannot fail on them
         scores = torch.where(spared.to(scores.device)[:, None], torch.zeros_like(scores), scores)
         before = self._session.room()
-        marked, fine = self._marked(self._session, ids, scores, decoding)
+        marked, marked_sound = self._marked(self._session, ids, scores, decoding)
         new = _added(self._session.room(), before, self._rows).to(spared.device)
         self._counted = self._counted + new.masked_fill(spared[:, None], 0.0)
         chosen = torch.where(spared, plain, marked.to(plain.device))
-        return chosen, torch.where(spared, sound, fine.to(sound.device))
+        return chosen, torch.where(spared, sound, marked_sound.to(sound.device))
 
     def _marked(self, session: Session, ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
-        step = ids.shape[1] - self._start
         if isinstance(session, ChoosingSession):
             return session.choose(ids, scores, decoding)
+        step = ids.shape[1] - self._start
         if not self._final:
             return draw(session(ids, scores), decoding, self._noise, step)
         scores = warp(scores, decoding)
@@ -191,13 +196,13 @@ class Writer:
     def logits(self, ids: Tensor, scores: Tensor, decoding: Decoding | None) -> Tensor:
         """Marked logits (batch, vocab), for hosts that draw.
 
-        Where the mark needs what ``decoding`` leaves, the token is drawn here, and it alone is finite.
-        Without a ``decoding`` the logits are final already.
+        The token is drawn here, and it alone is finite, if the mark needs final logits, if its session draws,
+        or under a policy. Without a ``decoding`` the logits are final already.
         """
-        session, draws = self._session, self._final and decoding is not None
+        session, must_draw = self._session, self._final and decoding is not None
         if session is None:
             return scores
-        if self._exemptions is None and not draws and not isinstance(session, ChoosingSession):
+        if self._exemptions is None and not must_draw and not isinstance(session, ChoosingSession):
             return session(ids, scores)
         if len(ids) != self._rows:
             raise ConfigError(
@@ -207,7 +212,7 @@ class Writer:
         return one_hot_logits(scores, self.draw(ids, scores.float(), decoding or Decoding()))
 
     def catch_up(self, ids: Tensor, steps: range, scores: Tensor) -> None:
-        """Let the session see steps that were taken elsewhere: what it remembers follows from ``ids``."""
+        """Let the session see steps that were taken elsewhere; not that of `dew`, whose rows fork instead."""
         for step in steps:
             if self._session is not None:
                 self._session(ids[:, : self._start + step], torch.zeros_like(scores))
@@ -220,7 +225,7 @@ class Writer:
 
     @property
     def drafting(self) -> DraftingSession | None:
-        """The session, if it can choose between drafts; under a policy none can."""
+        """The session, if it can choose between drafts; not under a policy, which draws token by token."""
         session = self._session if self._exemptions is None else None
         return session if isinstance(session, DraftingSession) else None
 
@@ -252,9 +257,9 @@ class Rows(ABC, Generic[R]):
     """Marks the rows of a batch that changes from step to step, as serving engines batch.
 
     Rows come and go, are at different steps, and move about in the batch, so each `Row` carries its own
-    state. A row that the engine preempts is opened again with what it has written and reads that first, or
-    goes on as a fork of the row that it was. For `dew` only a fork remembers the noise of the last steps
-    (`dewmark.dew.noise`), which the ids alone do not tell: it depends on the host's logits.
+    state. A row that the engine preempts is opened again with what it has written, which it reads first, or
+    is forked from its former self. With `dew`, only a fork remembers the noise of the last steps
+    (`dewmark.dew.noise`): it depends on the host's logits, so the ids alone do not tell it.
     """
 
     @abstractmethod
@@ -270,12 +275,12 @@ class Rows(ABC, Generic[R]):
     ) -> R:
         """Start following a text; ``written`` may hold tokens already and grows as the engine appends.
 
-        A ``member`` of the key's ring marks it, with a ``payload``, if the scheme reads rings.
+        A ``member`` of a ring (`dewmark.dew.ring`) marks it, with a ``payload``, if the scheme has them.
         """
 
     @abstractmethod
     def fork(self, row: R, written: Sequence[int], *, seed: int) -> R:
-        """A row that goes on from another one with ``written``, which begins with what that has written."""
+        """A row that goes on from another one with ``written``, which begins with that row's tokens."""
 
     @abstractmethod
     def mark(self, rows: Sequence[R], scores: Tensor) -> Tensor:
@@ -287,10 +292,7 @@ class Rows(ABC, Generic[R]):
 
     @abstractmethod
     def room(self, row: R) -> Room | None:
-        """The room that a text has left to its mark, None if it was not measured; waits for the device.
-
-        What was written before the row was opened is not counted.
-        """
+        """The room that a text left since its row was opened, None if unknown; waits for the device."""
 
 
 @dataclass(eq=False)
@@ -298,7 +300,7 @@ class _WriterRow(Row):
     """A row with a writer of its own, which takes every step of the text."""
 
     writer: Writer | None = None
-    steps = 0
+    steps: int = 0  # taken
     counted: dict[int, Tensor] = field(default_factory=dict)  # what each step left to the mark, (1, 2)
 
     def counted_before(self, step: int) -> dict[int, Tensor]:
@@ -334,13 +336,13 @@ class WriterRows(Rows[_WriterRow]):
     def mark(self, rows: Sequence[_WriterRow], scores: Tensor) -> Tensor:
         marked = []
         for i, row in enumerate(rows):
-            own, step, start = scores[i : i + 1], len(row.written), len(row.prompt)
+            row_scores, step, start = scores[i : i + 1], len(row.written), len(row.prompt)
             ids = torch.tensor([[*row.prompt, *row.written]], dtype=torch.long, device=self._device)
             if row.writer is None or step < row.steps:  # the engine took steps back: begin again
                 row.writer, row.steps = self._open_writer(ids[:, :start], row.seed), 0
-            row.writer.catch_up(ids, range(row.steps, step), own)
+            row.writer.catch_up(ids, range(row.steps, step), row_scores)
             row.steps, before = step + 1, row.writer.room()
-            marked.append(row.writer.logits(ids, own, row.decoding))
+            marked.append(row.writer.logits(ids, row_scores, row.decoding))
             row.counted = {**row.counted_before(step), step: _added(row.writer.room(), before, 1)}
         return torch.cat(marked)
 
