@@ -51,7 +51,7 @@ DESK_AREAS = (
 )
 AREAS = {
     **{name: f"{CORE}/{name}/**/*.py" for name in ("dew", "stats", "core", "text", "batch")},
-    **{name: f"{CORE}/{name}.py" for name in ("verdict", "passages", "mark", "sampling")},
+    **{name: f"{CORE}/{name}.py" for name in ("verdict", "detect", "passages", "mark", "sampling")},
     **{name: f"{CORE}/{name}.py" for name in ("storage", "policy")},
     **{name: f"{DESK}/{name}.py" for name in DESK_AREAS},
 }

@@ -390,8 +390,7 @@ class NoEvidence(NoiseBound):
 class WholeOnly(NoiseBound):
     """Its evidence says nothing of a passage."""
 
-    def _evidence(self, text: str) -> Evidence:
-        return dataclasses.replace(super()._evidence(text), divisible=False)
+    finds_passages = False
 
 
 NoEvidence.__abstractmethods__ = WholeOnly.__abstractmethods__ = frozenset()
@@ -401,7 +400,7 @@ NoEvidence.__abstractmethods__ = WholeOnly.__abstractmethods__ = frozenset()
 @pytest.mark.parametrize("units", [MIN_SEARCHED - 1, 900])
 def test_schemes_without_evidence_of_passages_test_whole_texts_at_the_full_level(monkeypatch, kind, units):
     key = kind(0)
-    assert key.has_evidence is (kind is WholeOnly)
+    assert not key.finds_passages
     loud = result(0.009, key=key.fingerprint, units=units)
     located, asked = judged(monkeypatch, [key], [loud], [])
     assert (located.p_value, located.looks, located.coverage) == (0.009, Looks(), None)

@@ -139,7 +139,7 @@ def seconds_of(query: Query, how: Examination) -> float:
     )
     seconds += 6e-6 * units + 45e-6 * min(units, _READ)  # the packaged reader, once for all keys
     if (new := _new_units(query, how, units)) >= MIN_SEARCHED:
-        searched = [each for each in how.tenants if each.bound.has_evidence]
+        searched = [each for each in how.tenants if each.bound.finds_passages]
         kinds = len({each.bound.scheme for each in searched})  # each reads the text for itself
         # nine tenths are draws that only a striking text needs, such as a marked one (`dewmark.stats.scan`)
         seconds += kinds * (0.1 + 1.15e-3 * new) + len(searched) * (0.004 + 20e-6 * new)

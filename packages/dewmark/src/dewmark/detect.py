@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dewmark.arguments import checked
-from dewmark.errors import ConfigError
+from dewmark.errors import ConfigError, InputError
 from dewmark.passages import KeyEvidence, coverage_of, search_passages
 from dewmark.scheme import BoundScheme, Reading, check_test, check_texts, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Examined", "KeySet", "detect_texts", "score_text", "score_texts"]
 
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 17  # limits of a batch, which bound the memory
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 128, 1 << 16  # limits of a batch, which bound the memory
 _MAX_SEARCH_P = 0.05
 """A search reports p-values up to this one whatever the level is; larger ones become 1. So a text has one
 p-value at all levels."""
@@ -129,6 +129,13 @@ def detect_texts(
     ranks the whole text among unmarked ones. With ``blank``, a blank text is too short instead of an error.
     """
     starts = check_texts(texts, prompts, fpr, blank=blank)
+    if attempts < 1:
+        raise ConfigError(f"attempts must be at least 1, got {attempts}")
+    if versions is not None:
+        if len(versions) != len(texts):
+            raise InputError(f"{len(texts)} texts but {len(versions)} lists of versions: give one per text")
+        for further in versions:
+            check_texts(further, None, fpr, blank=True)
     sets = _sets(keys)
     examined: list[Examined] = []
     for part in _parts(texts):

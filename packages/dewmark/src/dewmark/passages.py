@@ -38,11 +38,8 @@ class KeyEvidence:
     @classmethod
     def of(cls, bound: BoundScheme, reading: Reading) -> KeyEvidence | None:
         """The evidence of a reading, or None if its parts cannot be tested by themselves."""
-        found = bound.evidence([reading])
-        evidence = None if found is None else next(iter(found))
-        if evidence is None or not evidence.divisible:
-            return None
-        return cls(reading.text, evidence, bound)
+        found = bound.evidence([reading]) if bound.finds_passages else None
+        return None if found is None else cls(reading.text, next(iter(found)), bound)
 
     @property
     def hypotheses(self) -> int:

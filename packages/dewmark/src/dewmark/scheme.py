@@ -329,8 +329,8 @@ class BoundScheme(ABC):
         return None
 
     @property
-    def has_evidence(self) -> bool:
-        """Whether its texts have `evidence`, so that long ones are searched for passages."""
+    def finds_passages(self) -> bool:
+        """Whether passages can be tested by themselves, by their `evidence`."""
         return type(self).evidence is not BoundScheme.evidence
 
     def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:

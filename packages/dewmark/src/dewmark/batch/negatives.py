@@ -147,7 +147,7 @@ def text_directions(
         part = slice(start, start + _TEXTS_PER_BATCH)
         found = bound.evidence(bound.read(bound.tokenize(texts[part]), bound.tokenize(before[part])))
         evidence = [] if found is None else list(found)
-        if found is None or not all(each.comparable and each.divisible for each in evidence):
+        if not (evidence and bound.finds_passages and all(each.comparable for each in evidence)):
             return None  # no covariance over keys
         parts.append(directions(evidence))
         progress("comparing texts", min(start + _TEXTS_PER_BATCH, len(texts)), len(texts))

@@ -79,10 +79,10 @@ def locate(
         given = chain(files, source.rows(blocks) if source is not None else ())
         for done, row in enumerate(given, start=1):
             (scored,) = scorer([row])
-            if not scorer.bound.has_evidence:
+            if not scorer.bound.finds_passages:
                 raise ConfigError(
-                    f"{scorer.bound.scheme.name} has no known covariance of scores over keys, so it finds no "
-                    "passages: use dewmark detect"
+                    f"{scorer.bound.scheme.name} finds no passages here (its scores have no known covariance "
+                    "over keys, or the detector has half of a key): use dewmark detect"
                 )
             if on_terminal:
                 progress.clear()

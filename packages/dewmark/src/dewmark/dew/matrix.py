@@ -45,7 +45,7 @@ from dewmark.scheme import Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, key_test
 
-__all__ = ["TextMatrix", "passage_test", "start_columns", "text_matrices"]
+__all__ = ["TextMatrix", "WordReading", "passage_test", "start_columns", "text_matrices"]
 
 _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them

@@ -166,10 +166,12 @@ class LexiconReader:
 
         Words outside the lexicon have row 0, but windows with different ones are different.
         """
-        others: dict[str, int] = {"": 0}
+        unlisted = np.flatnonzero(rows == 0).tolist()
+        # in the order of their forms: a text's pairs are in one order, whatever it is read with
+        others = {form: code for code, form in enumerate(sorted({"", *(forms[i] for i in unlisted)}))}
         codes = rows.copy()
-        for i in np.flatnonzero(rows == 0).tolist():
-            codes[i] = -others.setdefault(forms[i], len(others))
+        for i in unlisted:
+            codes[i] = -others[forms[i]]
         codes += len(others)
         around = codes[places[:, None] + np.arange(-self.k, 0)]
         distinct, found = distinct_windows(around, len(others) + len(self.lexicon) + 1)

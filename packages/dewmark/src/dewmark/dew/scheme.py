@@ -323,10 +323,7 @@ class BoundDEW(BoundScheme):
         return (BoundDEW, self.reader, self.scheme.flatten, self.expectations)
 
     def evidence(self, readings: Sequence[Reading], *, test: str | None = None) -> Iterator[Evidence]:
-        """Each text under W, or under the use of the key that fits it best.
-
-        A public detector has half of the key, which does not find passages.
-        """
+        """Each text under W, or under the use of the key that fits it best."""
         for reading in readings:
             assert isinstance(reading, WordReading)
             if self.uses is None:
@@ -334,7 +331,12 @@ class BoundDEW(BoundScheme):
                 continue
             found = self.uses.find(reading.matrix.F)
             evidence = reading.matrix.under(self.uses.matrix(found.use))
-            yield UseEvidence(**vars(evidence) | {"divisible": not self.uses.is_public}, found=found)
+            yield UseEvidence(**vars(evidence), found=found)
+
+    @property
+    def finds_passages(self) -> bool:
+        """False for a public detector: it has half of the key, which does not find passages."""
+        return self.uses is None or not self.uses.is_public
 
     def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The key test of a whole text, flattened already, or of a passage of it."""

@@ -38,8 +38,7 @@ class Evidence:
     The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
     If f is linear, rows need not be unit vectors (``unit_rows`` false): a unit with short rows weighs less.
     A scheme's own kind of evidence names in ``of_pairs`` its arrays with a row for each pair. ``whole`` is
-    what a scheme's test knows of a whole text beyond its pairs; a passage of it has None. ``divisible`` says
-    that passages can be tested by themselves.
+    what a scheme's test knows of a whole text beyond its pairs; a passage of it has None.
     """
 
     of_pairs: ClassVar[tuple[str, ...]] = ()
@@ -55,7 +54,6 @@ class Evidence:
     extra: int = 0
     unit_rows: bool = True
     whole: Any = None
-    divisible: bool = True
 
     @classmethod
     def independent(

@@ -41,7 +41,17 @@ import regex
 from dewmark.arrays import I64, Mask
 from dewmark.text.cleaning import Cleaned, clean
 
-__all__ = ["VERSION", "class_letter", "distinct", "form_of", "most_words", "repetition", "spelling", "words"]
+__all__ = [
+    "VERSION",
+    "class_letter",
+    "distinct",
+    "form_of",
+    "most_words",
+    "places_and_forms",
+    "repetition",
+    "spelling",
+    "words",
+]
 
 VERSION = 3
 

@@ -69,7 +69,6 @@ The others subtract the text's mean unit from each, which is what all texts of a
 the differences.
 """
 _SIMULATION = "dew/monte-carlo"  # the purpose of the sub-key from which the Monte-Carlo test draws its keys
-_CHUNK_BYTES = 32 << 20  # of the vectors read at once
 # Opening checks and whitens tables for about a second, and a table takes tens of megabytes: keys bound at
 # the same time share them, and nothing outlives the last one.
 _READERS: weakref.WeakValueDictionary[tuple[object, ...], TokenReader] = weakref.WeakValueDictionary()
@@ -236,9 +235,6 @@ class BoundDewPaper(BoundScheme):
         super().__init__(scheme, reader.host, fingerprint)
         self.reader, self.fold, self.source, self.hashed = reader, fold, source, hashed
         self.secret = secret
-        # the vectors of units, and of contexts before and after scaling, fit in _CHUNK_BYTES
-        d_T, d_C = reader.token_rows.shape[1], reader.contexts.dim
-        self._units_per_chunk = max(_CHUNK_BYTES // (4 * (d_T + 2 * d_C)), 1)
         self._aligners: dict[torch.device, TokenAligner] = {}
         self._lock = threading.Lock()
 
