@@ -157,7 +157,7 @@ class Writer:
             return draw(scores, decoding, self._noise, step)
         if self._exemptions is None:
             return self._marked(self._session, ids, scores, decoding)
-        plain, sound = draw(scores, decoding, self._noise, step)
+        plain, sound = draw(scores, decoding, self._noise, step)  # for where no mark may be
         if self._exemptions.exempts(decoding):
             return plain, sound
         spared = torch.tensor(self._exemptions.spares(ids[:, self._start :].tolist()), device=plain.device)
