@@ -79,10 +79,13 @@ class WordRace:
         self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
     ) -> Drawn:
         """Draw without kernels, and say by what noise."""
+        # 1. Logits are warped, and the m likeliest tokens are candidates
         race = CandidateRace(scores, decodings, self.m)
+        # 2. Keyed noise says how each fits the words before it, less what the text has revealed
         aligned = texts.align(race.candidates, W)
         y = keyed_noise(aligned, race.uniforms(random), alpha=self.mixture.alpha)
         x = innovations(aligned, y, texts.state, texts.tables.units, alpha=self.mixture.alpha)
+        # 3. The candidates race with that noise, and all other tokens with unkeyed numbers
         numbers = (-torch.special.log_ndtr(x)).clamp_min_(1e-300)
         if self.mixture.strength:
             gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
@@ -91,6 +94,7 @@ class WordRace:
         scale = roots(y.shape[1], alpha=self.mixture.alpha, device=y.device)
         texts.remember(aligned, y, used_candidates(race.values, best), scale)
         tokens, sound = race.winners(numbers)
+        # 4. What the winners say of the step
         held = race.candidates == tokens.unsqueeze(1)
         held_value = race.values.masked_fill(~held, -math.inf).amax(dim=1)
         marked = (held & (aligned.rows > 0)).any(dim=1)

@@ -155,9 +155,7 @@ class BoundPASA(DistortionFreeBound, HostReadingBound):
         test = test or "weighted"
         found = zip(texts, prompts, self.readings(texts, prompts, self._masses), strict=True)
         return [
-            self._matches(
-                self.pairs_of(text, prompt, self.first_contexts(text, prompt)), masses, test or "weighted"
-            )
+            self._matches(self.pairs_of(text, prompt, self.first_contexts(text, prompt)), masses, test)
             for text, prompt, masses in found
         ]
 
