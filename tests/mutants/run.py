@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -579,9 +580,10 @@ def page(
         place = f"{each.file.partition('/src/')[2]}:{each.line}"
         text += f"| {place} | {each.operator} | `` {old} `` | `` {new} `` | {ran} |\n"
     alone = sorted({each.file.partition("/src/")[2] for each in faults if mirror(tree, each.file) is None})
-    return text + (
-        f"\nWithout a test file of their own: {', '.join(f'`{each}`' for each in alone)}.\n" if alone else ""
-    )
+    if alone:
+        named = f"Without a test file of their own: {', '.join(f'`{each}`' for each in alone)}."
+        text += f"\n{textwrap.fill(named, 118, break_long_words=False, break_on_hyphens=False)}\n"
+    return text
 
 
 if __name__ == "__main__":
