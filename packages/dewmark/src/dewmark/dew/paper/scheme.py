@@ -9,7 +9,6 @@ keys its projection is uniform on the unit sphere of R^n, and the folded table s
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import weakref
@@ -240,9 +239,7 @@ class BoundDewPaper(BoundScheme):
 
     def under(self, W: F32) -> Self:
         """The same scheme marking with u = ê_T W ê_C for a matrix W (d_T, d_C)."""
-        changed = copy.copy(self)
-        changed.fold, changed._lock, changed._aligners = Fold.of_matrix(W), threading.Lock(), {}
-        return changed
+        return self._with(fold=Fold.of_matrix(W), _lock=threading.Lock(), _aligners={})
 
     def alignments(self, T: F32, C: F32) -> F32:
         """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
