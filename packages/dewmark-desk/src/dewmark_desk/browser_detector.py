@@ -29,9 +29,9 @@ import regex
 from numpy.typing import NDArray
 
 from dewmark.detect import score_texts
-from dewmark.dew.expected import READ
 from dewmark.dew.matrix import start_columns
 from dewmark.dew.packaged_reader import PackagedReader
+from dewmark.dew.reading import READ
 from dewmark.dew.scheme import BoundDEW
 from dewmark.encoders.lexicon import FREQUENT, MOST_TIMES, SIF, lexicon_folder
 from dewmark.errors import ConfigError, StorageError

@@ -13,7 +13,7 @@ from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_texts
-from dewmark.dew import expected
+from dewmark.dew import reading as words
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.expectations import open_reader
@@ -132,7 +132,7 @@ def means_of(bound, text: str, prompt: str) -> tuple[np.ndarray, np.ndarray]:
     reader = bound.reader
     texts, prompts = reader.tokenize([text]), reader.tokenize([prompt])
     reading = reader.read(texts, prompts)
-    read = expected.add_means(reading, reader, Totals(reader.lexicon.dim), texts, prompts)
+    read = words.add_means(reading, reader, Totals(reader.lexicon.dim), texts, prompts)
     return read.token_rows[read.texts[0].expected], read.texts[0].positions
 
 
@@ -147,7 +147,7 @@ def test_the_packaged_reader_reads_the_end_of_a_long_prompt(bag_encoder, tmp_pat
 
 
 def test_the_packaged_reader_reads_the_beginning_of_a_long_text(bag_encoder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(expected, "READ", 10)
+    monkeypatch.setattr(words, "READ", 10)
     means, positions = means_of(bind(tmp_path), TEXT, "")
     read, rest = (means[[i for i in part if i >= 0]] for part in (positions[:10], positions[10:]))
     assert len(np.unique(rest, axis=0)) == 1  # no more than δ

@@ -8,7 +8,7 @@ exactly N(0, 1) over keys, for texts of any length, because F is a function of t
 the correlation between the z of two texts is the cosine between their matrices, so what all texts of a kind
 have in common is what makes false alarms come in blocks. Three things remove it:
 
-- the expected unit μ_i is subtracted: what a language model expected (`dewmark.dew.expected`), or the text's
+- the expected unit μ_i is subtracted: what a language model expected (`dewmark.dew.reading`), or the text's
   mean unit t̄. The differences are not normalised afterwards;
 - a word counts where it is new in the text, a frequent one up to four times (`dewmark.dew.reading`);
 - M is flattened. What a language or a kind of text shares, E[t cᵀ], grows with the length of the text and
@@ -43,7 +43,7 @@ from dewmark.dew.reading import Pairs
 from dewmark.dew.reading import Reading as Batch
 from dewmark.scheme import Reading
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, key_test
+from dewmark.stats.key_test import NOTHING, TINY, Statistic, key_test
 
 __all__ = ["TextMatrix", "WordReading", "passage_test", "start_columns", "text_matrices"]
 
@@ -127,7 +127,7 @@ class TextMatrix:
     @property
     def effective_length(self) -> float:
         """How many independent words the text is worth."""
-        return effective_length(self.blank, self.square)
+        return self.blank.effective_length(self.square)
 
     def under(self, W: F32) -> KeyedEvidence:
         """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
@@ -321,9 +321,9 @@ def passage_test(evidence: Evidence, *, limit: float) -> Statistic:
     square = float(np.sum(np.square(F)))
     energy = float(np.sum(np.square(evidence.weights[: evidence.pairs]) * evidence.sizes))
     if not testable(square, whole, energy):  # it has a length, but nothing to test
-        return dataclasses.replace(NOTHING, effective_length=effective_length(evidence, whole))
+        return dataclasses.replace(NOTHING, effective_length=evidence.effective_length(whole))
     z = float(z_scores(F[None], np.array([square]), evidence.W[None])[0, 0])
-    return statistic(z, square, effective_length(evidence, square))
+    return statistic(z, square, evidence.effective_length(square))
 
 
 def flattened(evidence: Evidence, *, limit: float) -> tuple[F64, float]:

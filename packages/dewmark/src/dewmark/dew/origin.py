@@ -40,7 +40,7 @@ from dewmark.dew.matrix import KeyedEvidence, TextMatrix, differences, testable
 from dewmark.dew.reading import LexiconReader
 from dewmark.dew.ring import CONFIDENCE, FoundUse, KeyMatrices
 from dewmark.encoders.contexts import register_texts
-from dewmark.stats.key_test import NOTHING, Statistic, effective_length
+from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.types import Detection, ForgeryTest
 from dewmark.verdict import LEAST_P, names_origin
 
@@ -150,7 +150,7 @@ def tested_use(
     if head is not None and names_origin(found.p_value, fpr) and uses.epoch(found.use.epoch).members > 1:
         share = level_share(F, W, head(), uses)
         forgery = forgery_test(F, W, head(), level=fpr, share=share)
-    length = effective_length(text.blank, square)
+    length = text.blank.effective_length(square)
     return OriginStatistic(found.z, found.p_value, length, found, forgery)
 
 

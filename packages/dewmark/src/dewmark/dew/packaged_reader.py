@@ -1,7 +1,7 @@
 """The reader that comes with the package: it predicts each word from the words before it alone.
 
 A small causal network over rows of the lexicon predicts μ_i = E[t_i | words before], the mean vector of the
-next word; `dewmark.dew.expected` says what detection does with it. It knows no tokenizer and no host, so it
+next word; `dewmark.dew.reading` says what detection does with it. It knows no tokenizer and no host, so it
 reads texts of any model, in all languages of the lexicon, whose vectors are shared between languages.
 
     x_j = t_j A + e(word j)                                     e: a table of the most frequent words

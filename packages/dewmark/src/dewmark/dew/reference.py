@@ -40,7 +40,7 @@ f flattens M: it cuts M's large singular values. Unrelated texts have those dire
 they would let one unlucky key find many texts at once. Whatever f cuts, neither M nor f depends on the
 key, so z is exactly N(0, 1) over keys for every text that was written without the key. What stands here
 is the test with ``--reader none``. By default detectors have a reader and subtract, instead of the text's
-mean word t̄, the word that it expected in each place (`dewmark.dew.expected`).
+mean word t̄, the word that it expected in each place (`dewmark.dew.reading`).
 
 A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
 (`Lexicon.limits`). The first k words carry none. Their contexts would reach into the prompt, which a

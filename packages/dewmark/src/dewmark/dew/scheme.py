@@ -20,11 +20,10 @@ from dewmark import config
 from dewmark.arrays import F32, Mask
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
-from dewmark.dew.expected import read
 from dewmark.dew.key_test import whole_under
 from dewmark.dew.matrix import TextMatrix, WordReading, passage_test, text_matrices
 from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
-from dewmark.dew.reading import LexiconReader, check_stored
+from dewmark.dew.reading import LexiconReader, check_stored, read
 from dewmark.dew.reference import ALPHA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector

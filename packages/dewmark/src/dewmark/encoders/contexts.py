@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.arrays import F16, F32, I64
-from dewmark.core.whitening import Whitening, normalize_rows
+from dewmark.core.whitening import Whitening, normalize_rows, sums_of
 from dewmark.encoders.base import Encoder
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError
@@ -33,21 +33,6 @@ __all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "regist
 
 _MEMO_LIMIT = 200_000
 _CHUNK = 2048
-
-
-def sums_of(rows: F32, index: I64) -> F32:
-    """The sums of some rows (P, d) as unit rows (W, d); ``index`` (W, k) is padded with -1.
-
-    A sum of (nearly) zero length gives exactly zero.
-    """
-    extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
-    sums = np.zeros((len(index), rows.shape[1]), dtype=np.float32)
-    for column in index.T:
-        sums += extended[column]
-    lengths = np.linalg.norm(sums, axis=1)
-    lengths[lengths <= 1e-12] = np.inf
-    sums /= lengths[:, None]
-    return sums
 
 
 class Contexts(ABC):

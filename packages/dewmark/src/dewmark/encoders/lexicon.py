@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I8, I64
 from dewmark.config import cache_dir
-from dewmark.core.whitening import normalize_rows
-from dewmark.encoders.contexts import sums_of
+from dewmark.core.whitening import normalize_rows, sums_of
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION, borrowed_rows, spelling

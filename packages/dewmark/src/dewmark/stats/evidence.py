@@ -112,5 +112,16 @@ class Evidence:
             squares *= np.einsum("ij,ij->i", rows, rows)
         return squares
 
+    def effective_length(self, variance: float) -> float:
+        """L_eff of a sum of scores with this variance; at most the number of distinct pairs.
+
+        A pair whose rows are short counts as the fraction of a pair that it weighs.
+        """
+        if variance <= 0.0:
+            return 0.0
+        sizes = self.sizes
+        total = float(self.weights[: self.pairs] @ np.sqrt(sizes))
+        return min(total**2 * self.variance / variance, float(sizes.sum()))
+
     def __len__(self) -> int:
         return len(self.weights)

@@ -51,19 +51,7 @@ def key_test(evidence: Evidence, *, variance: float | None = None) -> Statistic:
     if variance <= TINY:  # no unit differs from the others: nothing to test
         return NOTHING
     z = evidence.total / math.sqrt(variance)
-    return Statistic(z, one_sided_p(z), effective_length(evidence, variance))
-
-
-def effective_length(evidence: Evidence, variance: float) -> float:
-    """L_eff of a sum of scores with this variance; at most the number of distinct pairs.
-
-    A pair whose rows are short counts as the fraction of a pair that it weighs.
-    """
-    if variance <= 0.0:
-        return 0.0
-    sizes = evidence.sizes
-    total = float(evidence.weights[: evidence.pairs] @ np.sqrt(sizes))
-    return min(total**2 * evidence.variance / variance, float(sizes.sum()))
+    return Statistic(z, one_sided_p(z), evidence.effective_length(variance))
 
 
 def one_sided_p(z: float) -> float:

@@ -43,7 +43,7 @@ from scipy.special import log_ndtr, ndtri
 
 from dewmark.arrays import F64, I64
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic, covariance, effective_length, one_sided_p, score_variance
+from dewmark.stats.key_test import Statistic, covariance, one_sided_p, score_variance
 
 Test = Callable[[Evidence], Statistic]
 
@@ -344,7 +344,7 @@ def rest_of(
     below = one_sided_p((S_1 / n_1 - S_0 / n_0) / math.sqrt(spread))
     return Rest(
         units=int(outside.sum()),
-        effective_length=effective_length(rest, V_0),
+        effective_length=rest.effective_length(V_0),
         z=z,
         p_value=one_sided_p(z),
         p_like_segments=max(windows.correct(w, below) for w in chosen),

@@ -28,10 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
-from dewmark.dew.expected import read
 from dewmark.dew.paper.reading import TokenReader
 from dewmark.dew.paper.scheme import BoundDewPaper
-from dewmark.dew.reading import LexiconReader
+from dewmark.dew.reading import LexiconReader, read
 from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, InputError
 from dewmark.hosts.base import Host

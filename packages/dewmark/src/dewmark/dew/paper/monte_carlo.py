@@ -33,7 +33,7 @@ import numpy as np
 from dewmark.arrays import F32, F64, I64
 from dewmark.core.projections import Kind
 from dewmark.stats.evidence import Evidence, Factor
-from dewmark.stats.key_test import NOTHING, TINY, Statistic, effective_length, score_variance
+from dewmark.stats.key_test import NOTHING, TINY, Statistic, score_variance
 
 Score = Callable[[F64], F64]
 
@@ -70,7 +70,7 @@ def monte_carlo_test(
     return Statistic(
         z=evidence.total / math.sqrt(variance),
         p_value=(1 + higher) / (keys + 1) if p_value is None else p_value,
-        effective_length=effective_length(evidence, variance),
+        effective_length=evidence.effective_length(variance),
     )
 
 
