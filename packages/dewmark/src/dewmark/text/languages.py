@@ -72,8 +72,7 @@ def _shares(texts: Sequence[str]) -> list[F64 | None]:
             text = " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
         samples.append(clean(text).text)
     # 2. the model's probabilities of those with enough letters
-    lengths = [sum(len(run.encode()) for run in _LETTERS.findall(sample)) for sample in samples]
-    telling = [i for i, length in enumerate(lengths) if length >= _MIN_BYTES]
+    telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
     shares: list[F64 | None] = [None] * len(texts)
     model = _model()
     for first in range(0, len(telling), _AT_ONCE):
@@ -84,6 +83,15 @@ def _shares(texts: Sequence[str]) -> list[F64 | None]:
         for i, row, spoken in zip(some, found, found.sum(axis=1).tolist(), strict=True):
             shares[i] = None if spoken < _MIN_LIKELY else row / spoken
     return shares
+
+
+def _has_letters(sample: str) -> bool:
+    letters = 0
+    for run in _LETTERS.finditer(sample):
+        letters += len(run.group().encode())
+        if letters >= _MIN_BYTES:
+            return True
+    return False
 
 
 def language_name(code: str) -> str:
@@ -241,7 +249,6 @@ class LanguageIdentifier:
 def _load() -> LanguageIdentifier:
     """The packaged model: unpacked tables from the cache, where the first use writes them."""
     from py3langid.langid import MODEL_DIR, MODEL_FILE
-    from py3langid.modelio import load_model
 
     packed = MODEL_DIR / MODEL_FILE
     about = packed.stat()
@@ -251,6 +258,8 @@ def _load() -> LanguageIdentifier:
         return LanguageIdentifier(bundle.arrays, classes=bundle.meta["classes"], depth=bundle.meta["depth"])
     except (ArtifactError, KeyError):
         pass
+    from py3langid.modelio import load_model
+
     logs, prior, classes, moves, rows, features = load_model(packed)
     arrays = {
         "moves": np.asarray(moves).reshape(-1, 256),
