@@ -95,9 +95,9 @@ class KeyedEvidence(Evidence):
 class TextMatrix:
     """One text, ready to be tested under any key.
 
-    ``T`` (N, d_T) are the differences t_i − μ_i of its pairs and ``C`` (N, d_C) their contexts. ``F``
-    (d_T, d_C) is f(M), and ``square`` is ‖F‖², the variance over keys of ⟨F, W⟩; 0 if there is nothing to
-    test.
+    ``T`` (N + q, d_T) are the differences t_i − μ_i of its pairs and ``C`` (N + q, d_C) their contexts, with
+    the q directions of ``cuts`` behind them. ``F`` (d_T, d_C) is f(M), and ``square`` is ‖F‖², the variance
+    over keys of ⟨F, W⟩; 0 if there is nothing to test.
     """
 
     pairs: Pairs
@@ -116,8 +116,8 @@ class TextMatrix:
             alignments=np.zeros(len(weights), dtype=np.float32),
             weights=weights,
             positions=self.pairs.positions,
-            T=np.concatenate((self.T, self.cuts.left.astype(np.float32))),
-            C=np.concatenate((self.C, self.cuts.right.astype(np.float32))),
+            T=self.T,
+            C=self.C,
             kernel=(1.0,),
             extra=len(self.cuts.sizes),
             unit_rows=False,
@@ -158,16 +158,25 @@ def statistic(z: float, square: float, length: float) -> Statistic:
 
 
 def text_matrices(reading: Batch, *, limit: float) -> Iterator[TextMatrix]:
-    """The matrices of a reading's texts, flattened to ``limit``."""
-    for some in _groups(reading.texts):
-        units, contexts = reading.token_rows, reading.context_rows
-        rows = [(differences(pairs, units), contexts[pairs.windows]) for pairs in some]
+    """The matrices of a reading's texts, flattened to ``limit``.
+
+    The rows of a long text are tens of megabytes: those of the reading go before those of a matrix are made.
+    """
+    texts = reading.texts
+    for some in _groups(texts):
+        rows = [(differences(each, reading.token_rows), reading.context_rows[each.windows]) for each in some]
+        if some[-1] is texts[-1]:
+            del reading
         sums = [_sum_of_pairs(T, C, pairs.weights) for pairs, (T, C) in zip(some, rows, strict=True)]
         cuts = cuts_of(np.stack([matrix for matrix, _ in sums]), some, limit=limit)
-        for pairs, (T, C), (matrix, energy), cut in zip(some, rows, sums, cuts, strict=True):
+        rows.reverse()
+        for pairs, (matrix, energy), cut in zip(some, sums, cuts, strict=True):
             F = matrix - (cut.left.T * cut.sizes) @ cut.right
             square = float(np.sum(np.square(F)))
             whole = float(np.sum(np.square(matrix)))
+            T, C = rows.pop()
+            T = np.concatenate((T, cut.left), dtype=np.float32)
+            C = np.concatenate((C, cut.right), dtype=np.float32)
             yield TextMatrix(pairs, T, C, cut, F, square if testable(square, whole, energy) else 0.0)
 
 
@@ -204,7 +213,10 @@ def differences(pairs: Pairs, units: F32) -> F32:
     if pairs.expected is None:
         return np.asarray(T - mean)
     assert pairs.unforeseen is not None
-    return np.asarray(T - (units[pairs.expected] + pairs.unforeseen[:, None] * mean))
+    expected = units[pairs.expected]
+    expected += pairs.unforeseen[:, None] * mean
+    T -= expected
+    return T
 
 
 def cuts_of(M: F64, texts: Sequence[Pairs], *, limit: float) -> list[Cuts]:

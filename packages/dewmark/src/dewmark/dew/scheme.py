@@ -312,8 +312,8 @@ class BoundDEW(BoundScheme):
     def read(self, texts: Texts, prompts: Texts) -> list[Reading]:
         """The words of each text, after its prompt, as one matrix."""
         batch = read(self.reader, self.expectations, texts, prompts)
-        matrices = text_matrices(batch, limit=self.scheme.flatten)
-        shares = batch.carrying
+        shares, matrices = batch.carrying, text_matrices(batch, limit=self.scheme.flatten)
+        del batch  # it goes as soon as the matrices are made
         return [WordReading(*each) for each in zip(texts, prompts, matrices, shares, strict=True)]
 
     @property
