@@ -34,8 +34,6 @@ from dewmark.encoders.base import encoder_languages
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.registry import unknown_name
 from dewmark.room import NO_ROOM, Room
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import Statistic, key_test
 from dewmark.text.cleaning import tokenize_cleaned
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Detection, Seeds, TokenScore, TokenScores
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
     from dewmark.core.keys import Key
     from dewmark.mark import Rows, Session, Writer
     from dewmark.policy import Policy
+    from dewmark.stats.evidence import Evidence
+    from dewmark.stats.key_test import Statistic
 
 __all__ = [
     "BoundScheme",
@@ -338,6 +338,8 @@ class BoundScheme(ABC):
 
         A test that simulates needs to know the level ``fpr``: smaller p-values take longer.
         """
+        from dewmark.stats.key_test import key_test  # SciPy takes long to import, and many commands need none
+
         return key_test(evidence)
 
     def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> list[Detection]:

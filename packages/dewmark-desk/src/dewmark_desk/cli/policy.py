@@ -10,7 +10,6 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, save_text, write
-from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
 from dewmark.policy import load_policy
 from dewmark_desk.cli import TextFile
@@ -31,6 +30,7 @@ def explain(
 ) -> None:
     """Show which parts of a text the policy leaves unmarked; with a key, also the mark found in each kind."""
     from dewmark.batch import read_files
+    from dewmark.detect import score_texts
     from dewmark_desk.policy_proof import mean_score, span_scores
 
     rules = load_policy(policy)

@@ -9,7 +9,6 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
-from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
 from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
@@ -56,6 +55,7 @@ def power(
 
     from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
+    from dewmark.detect import score_texts
     from dewmark_lab.evaluation.power import power_by_length, write_sample
     from dewmark_lab.evaluation.power_model import measure_strength
 
