@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from dewmark_desk.generation import TextGenerator  # which needs torch
 
 _CHECK_SECONDS = 1.0  # for which an answer about the store holds
+_LARGE_AT_ONCE = 2  # large requests of one token
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -65,6 +68,10 @@ class Service:
         """For children that read files and compile schemas."""
         self.rewriting = FairPool(threads=2, waiting_seconds=30.0 * waiting)
         """For children that rewrite texts: two tokens' at a time, and one of each."""
+        self.large: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_LARGE_AT_ONCE)
+        )
+        """A token's large requests wait for one another before their bodies are read."""
         self.pools = (self.fast, self.slow, self.reading, self.searching, self.uploads, self.rewriting)
         self.seed_secret = bytes.fromhex(self.store.secret("seeds"))
         signers = [SigningKey.load(file) for file in settings.signers]

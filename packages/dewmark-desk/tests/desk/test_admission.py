@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import random
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +110,33 @@ def test_large_bodies_are_parsed_one_at_a_time(shared, monkeypatch):
     for _ in range(3):
         assert shared.post("/v1/detect", content=b" " * 300_000, headers=head).status_code == 422
     assert set(ran) == set(shared.service.fast._threads)
+
+
+def test_large_requests_of_a_token_wait_and_hold_up_nothing_else(open_service):
+    client = open_service()
+    owner, text = client.service.tokens.new("test", ["detect"])
+    mine, other = {"Authorization": f"Bearer {text}"}, bearer(client, "detect")
+    arrived, small = threading.Event(), json.dumps({"text": plain_text()}).encode()
+
+    class Full(asyncio.Semaphore):
+        async def acquire(self) -> bool:
+            arrived.set()
+            return await super().acquire()
+
+    def status(body: bytes, head: dict[str, str]) -> int:
+        kind = {"content-type": "application/json"}
+        return client.post("/v1/detect", content=body, headers=head | kind).status_code
+
+    client.service.large[owner.id] = gate = Full(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(status, small + b" " * 300_000, mine)
+        try:
+            assert arrived.wait(60)
+            assert (status(small, mine), status(small + b" " * 300_000, other)) == (200, 200)
+            assert not waiting.done()
+        finally:
+            client.portal.call(gate.release)
+        assert waiting.result(60) == 200
 
 
 def test_a_large_body_that_finds_no_room_is_told_to_come_again(shared, monkeypatch):

@@ -57,6 +57,12 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
+def caller_id(request: Request) -> str:
+    """The token of a request, "" where it has none."""
+    caller: Caller | None = request.state.caller
+    return caller.id if caller else ""
+
+
 def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
@@ -103,7 +109,11 @@ class GuardedRoute(APIRoute):
                     raise ApiError(403, "forbidden", f"the token needs the scope {' or '.join(allowed)}")
                 if reads_body:
                     await _service(request).check_limits(caller)
-            return await handle(_BoundedRequest(request.scope, request.receive))
+            bounded = _BoundedRequest(request.scope, request.receive)
+            if not reads_body or int(request.headers.get("content-length", _LARGE + 1)) <= _LARGE:
+                return await handle(bounded)
+            async with _service(request).large[caller_id(request)]:
+                return await handle(bounded)
 
         return guard
 
@@ -117,8 +127,7 @@ class _BoundedRequest(Request):
         values = bounds_of(self.url.path, service.settings).values
         if len(body) <= _LARGE:
             return parsed(body, values)
-        caller: Caller | None = self.state.caller
-        owner, cost = caller.id if caller else "", _PARSING * len(body)
+        owner, cost = caller_id(self), _PARSING * len(body)
         try:
             (found,) = await service.fast.run(
                 lambda some: [parsed(each, values) for each in some], [body], owner=owner, cost=cost
