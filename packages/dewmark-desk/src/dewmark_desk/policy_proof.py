@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from dewmark.detect import score_texts
+from dewmark.detect import score_text
 from dewmark.policy import Policy
 from dewmark.scheme import BoundScheme
 from dewmark.types import Detection, Generation
@@ -140,7 +140,7 @@ class Proof:
         found: dict[str, list[float]] = {}
         for prompt, text in zip(self.prompts, texts, strict=True):
             if text.strip():
-                scored = span_scores(self.policy, text, prompt, score_texts(self.bound, [text])[0])
+                scored = span_scores(self.policy, text, prompt, score_text(self.bound, text))
                 for reason, scores in scored.items():
                     found.setdefault(reason, []).extend(scores)
         return found

@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Show which parts of a text the policy leaves unmarked; with a key, also the mark found in each kind."""
     from dewmark.batch import read_files
-    from dewmark.detect import score_texts
+    from dewmark.detect import score_text
     from dewmark_desk.policy_proof import mean_score, span_scores
 
     rules = load_policy(policy)
@@ -43,7 +43,7 @@ def explain(
     if key is not None:
         with Progress(quiet=quiet) as progress:
             bound = options.open_detector(None, key, None, None, None, reader=None, progress=progress)
-            found = score_texts(bound, [row.text])[0]
+            found = score_text(bound, row.text)
             if not found.tokens:
                 raise ConfigError("this scheme scores no words: leave out --key")
             by_reason = sorted(span_scores(rules, row.text, before, found).items())
