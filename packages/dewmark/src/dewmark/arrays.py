@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["F16", "F32", "F64", "I8", "I32", "I64", "U32", "Mask"]
+__all__ = ["F16", "F32", "F64", "I8", "I32", "I64", "U32", "U64", "Mask"]
 
 F16 = NDArray[np.float16]
 F32 = NDArray[np.float32]
@@ -14,4 +14,5 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 I8 = NDArray[np.int8]
 U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]

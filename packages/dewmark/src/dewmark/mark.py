@@ -86,15 +86,16 @@ class Session(ABC):
     _room: Tensor | None = None
 
     def room(self) -> Tensor | None:
-        """Σ g(p) of the texts so far and the steps that could carry the mark, (batch, 2); None if unknown.
+        """What the texts so far left to the mark, as the numbers of a `Room`, (batch, 4); None if unknown.
 
-        `dewmark.room` says what it is. A row of which nothing is known is NaN.
+        A row of which nothing is known is NaN.
         """
         return self._room
 
     def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
         """Add g of each drawn token, by its log-probability (batch,); only rows where ``carries`` is true."""
-        new = torch.stack((gain(log_p), torch.ones_like(log_p, dtype=torch.float32)), dim=1)
+        left = gain(log_p)
+        new = torch.stack((left, torch.ones_like(left), *[torch.zeros_like(left)] * 2), dim=1)
         if carries is not None:
             new = new * carries.to(new.device).unsqueeze(1)
         self._room = new if self._room is None else self._room + new
@@ -150,7 +151,7 @@ class Writer:
         self._rows, self._start = prompt_ids.shape
         purpose = 0 if exemptions is None else _SPARED
         self._noise = RandomStreams(seeds, device=prompt_ids.device, purpose=purpose)
-        self._counted = torch.zeros((self._rows, 2), device=self._noise.device)  # under a policy
+        self._counted = torch.zeros((self._rows, 4), device=self._noise.device)  # under a policy
 
     def draw(self, ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
         """Draw each row's next id from the host's logits (batch, vocab), after ``ids`` (batch, length)."""
@@ -231,9 +232,9 @@ class Writer:
 
 
 def _added(after: Tensor | None, before: Tensor | None, rows: int) -> Tensor:
-    """What a step added to a session's room (rows, 2); NaN if it counts nothing."""
+    """What a step added to a session's room (rows, 4); NaN if it counts nothing."""
     if after is None:
-        return torch.full((rows, 2), math.nan)
+        return torch.full((rows, 4), math.nan)
     return after if before is None else after - before
 
 
@@ -301,7 +302,7 @@ class _WriterRow(Row):
 
     writer: Writer | None = None
     steps: int = 0  # taken
-    counted: dict[int, Tensor] = field(default_factory=dict)  # what each step left to the mark, (1, 2)
+    counted: dict[int, Tensor] = field(default_factory=dict)  # what each step left to the mark, (1, 4)
 
     def counted_before(self, step: int) -> dict[int, Tensor]:
         """What the steps before this one left to the mark: the others were taken back."""
@@ -347,5 +348,5 @@ class WriterRows(Rows[_WriterRow]):
         return torch.cat(marked)
 
     def room(self, row: _WriterRow) -> Room | None:
-        counted = [torch.zeros(1, 2), *row.counted.values()]
+        counted = [torch.zeros(1, 4), *row.counted.values()]
         return rooms_of(torch.cat([each.to(self._device) for each in counted]).sum(dim=0, keepdim=True), 1)[0]

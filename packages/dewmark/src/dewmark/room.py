@@ -11,7 +11,8 @@ only the share α of the noise comes from the key. Over keys, the text is found 
 
     z ≈ Σ √α g(p) / √N    on average.
 
-A text has no room for its mark if this is below what its level asks for, Φ⁻¹(1 − level), so that it would be
+The default scheme has a second such sum, Σ √β g(p) over the words with h, and its verdict rests on the larger
+of the first z and (z + z_F)/√2 (`dewmark.dew.reference`). A text has no room for its mark if this is below what its level asks for, Φ⁻¹(1 − level), so that it would be
 missed more often than found, or if N is too small for any verdict (`dewmark.verdict`). Such texts are
 reported as ``unmarked: no_room``. p is the probability after temperature and filters. For schemes that add a
 bias to the logits (the host's own, or after temperature and filters) nothing is measured: the bias raises
@@ -46,15 +47,25 @@ _FINE = 6001
 
 
 class Room(NamedTuple):
-    """What the steps of a text left to the mark: Σ √α g(p), and the number of steps that could carry it."""
+    """What the steps of a text left to the mark: Σ √α g(p), and the number of steps that could carry it.
+
+    ``form`` and ``words`` are the second sum, Σ √β g(p), and its number of words.
+    """
 
     gain: float
     steps: float
+    form: float = 0.0
+    words: float = 0.0
 
     @property
     def z(self) -> float:
         """The z to expect."""
-        return self.gain / math.sqrt(self.steps) if self.steps else 0.0
+        if not self.words:
+            return self.gain / math.sqrt(self.steps) if self.steps else 0.0
+        from dewmark.stats.two_sums import larger_of
+
+        z = self.gain / math.sqrt(max(self.steps, 1.0))
+        return float(larger_of(z, self.form / math.sqrt(self.words))[1])
 
     def suffices(self, *, fpr: float, reader: object = None) -> bool:
         """Whether a text can be found at this level, by a detector with this reader."""
@@ -64,13 +75,13 @@ class Room(NamedTuple):
 
 
 def rooms_of(counted: torch.Tensor | None, rows: int) -> list[Room | None]:
-    """What sessions counted (rows, 2), row by row; None where nothing is known, which is NaN in the tensor.
+    """What sessions counted (rows, 4), row by row; None where nothing is known, which is NaN in the tensor.
 
     Waits for the device.
     """
     if counted is None:
         return [None] * rows
-    return [None if math.isnan(gain) else Room(gain, steps) for gain, steps in counted.tolist()]
+    return [None if math.isnan(row[0]) else Room(*row) for row in counted.tolist()]
 
 
 class Written(list[int]):

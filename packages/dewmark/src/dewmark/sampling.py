@@ -102,14 +102,18 @@ class RandomStreams:
 
 def token_uniforms(states: Tensor, tokens: Tensor) -> Tensor:
     """Uniform numbers of tokens (…, m) under states (batch, 1): (batch, m) float64, inside (0, 1)."""
-    z = states + (tokens + 1) * _GOLDEN
-    z = (z ^ _shift(z, 30)).mul_(_MIX_1)
-    z = (z ^ _shift(z, 27)).mul_(_MIX_2)
-    z ^= _shift(z, 31)
-    return _shift(z, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
+    return shifted(splitmix(states + tokens * _GOLDEN), 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
-def _shift(z: Tensor, bits: int) -> Tensor:
+def splitmix(codes: Tensor) -> Tensor:
+    """A 64-bit hash of each code, same shape (`dewmark.splitmix.mixed`)."""
+    z = codes + _GOLDEN
+    z = (z ^ shifted(z, 30)).mul_(_MIX_1)
+    z = (z ^ shifted(z, 27)).mul_(_MIX_2)
+    return z.bitwise_xor_(shifted(z, 31))
+
+
+def shifted(z: Tensor, bits: int) -> Tensor:
     """Unsigned right shift; torch's own repeats the sign bit."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 

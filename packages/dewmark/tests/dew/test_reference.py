@@ -25,13 +25,15 @@ from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.dew import reference
 from dewmark.dew.matrix import text_matrices
-from dewmark.dew.noise import innovations, keyed_noise
+from dewmark.dew.noise import form_noise, innovations, keyed_noise, roots
 from dewmark.dew.ring import KeyUse
 from dewmark.dew.scheme import DEW
+from dewmark.dew.word_step import key_tensors
 from dewmark.encoders.contexts import register_texts
 from dewmark.encoders.lexicon import Lexicon, load_lexicon
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import CandidateRace, RandomStreams, warp
+from dewmark.stats.two_sums import larger_of
 from dewmark.text.words import form_of
 from dewmark.workspace import NO_READER, Workspace, no_host
 
@@ -99,10 +101,11 @@ def bound():
 
 def test_the_constants_are_those_of_the_default() -> None:
     default = DEW()
-    assert (default.k, default.m, default.alpha) == (3, 256, 0.95)
+    assert (default.k, default.m, default.alpha, default.beta) == (3, 256, 0.65, 0.3)
     assert (default.strength, default.flatten) == (0.35, 2.5)
     mixture = default.bind(KEY, no_host(), WORKSPACE).race.mixture
-    assert (mixture.tail, mixture.gamma, mixture.independent) == (0.3, 0.5, 32)
+    assert (mixture.tail, mixture.tail_beta, mixture.used_beta) == (0.3, 0.6, 0.9)
+    assert (mixture.gamma, mixture.independent) == (0.5, 32)
     assert (mixture.steps, mixture.kept) == (4, 8)
 
 
@@ -139,13 +142,11 @@ def test_many_keys_give_z_and_p_of_the_reference() -> None:
     texts = list(TEXTS.values())
     workspace = dataclasses.replace(WORKSPACE, expectations=NO_READER)
     found = score_under(DEW(), KEYS, texts, no_host(), workspace)
-    matrices = [reference.key_matrix(key, lexicon()) for key in KEYS]
     for text, row in zip(texts, found, strict=True):
-        pairs = reference.pairs(text, lexicon())
-        z = [reference.z_score(pairs, W) for W in matrices]
-        np.testing.assert_allclose([each.z for each in row], z, atol=ROUNDING, rtol=0)
-    p = [reference.detect(texts[3], key, lexicon())[1] for key in KEYS]
-    np.testing.assert_allclose([each.p_value for each in found[3]], p, atol=ROUNDING, rtol=0)
+        for key, one in zip(KEYS, row, strict=True):
+            z, p = reference.detect(text, key, lexicon())
+            assert one.z == pytest.approx(z, abs=ROUNDING)
+            assert one.p_value == pytest.approx(p, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["short", "a paragraph", "more than 2d words", "German"])
@@ -154,16 +155,21 @@ def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name)
     ring = DEW().bind(Key(bytes(range(32)), members=32), no_host(), WORKSPACE).reading_with(NO_READER)
     reading = ring.reader.read(ring.tokenize([TEXTS[name]]), ring.tokenize([""]))
     (text,) = text_matrices(reading, limit=ring.scheme.flatten)
-    scores = ring.matrices.sums(text.F.astype(np.float32)) / np.sqrt(text.square)
-    pairs, z = reference.pairs(TEXTS[name], lexicon()), np.zeros(32)
-    for place, score in enumerate(scores):
+    epoch = ring.matrices.current
+    meaning, form = epoch.scores(text.F), epoch.form_scores(text.form)
+    pairs, z = reference.pairs(TEXTS[name], lexicon()), np.zeros((2, 32))
+    for place in range(32):
         member = ring.matrices.use(place).member
-        W = ring.matrices.matrix(KeyUse(member=member)).astype(np.float64)
-        z[member] = reference.z_score(pairs, W)
-        assert score == pytest.approx(z[member], abs=ROUNDING)
-    own = reference.key_matrix(Key(bytes(range(32)), members=32).independent_member(5), lexicon())
-    assert z[5] == pytest.approx(reference.z_score(pairs, own), abs=ROUNDING)
-    assert score_text(ring, TEXTS[name]).z == pytest.approx(z.max(), abs=ROUNDING)
+        key = ring.matrices.key(KeyUse(member=member))
+        z[:, member] = reference.z_score(pairs, key.W.astype(np.float64)), pairs.form.z(key.form)
+        np.testing.assert_allclose(
+            [meaning.flat[place], form.flat[place]], z[:, member], atol=ROUNDING, rtol=0
+        )
+    own = Key(bytes(range(32)), members=32).independent_member(5)
+    expected_z = reference.z_score(pairs, reference.key_matrix(own, lexicon()))
+    assert z[0, 5] == pytest.approx(expected_z, abs=ROUNDING)
+    assert z[1, 5] == pytest.approx(pairs.form.z(reference.key_form(own)), abs=1e-9)
+    assert score_text(ring, TEXTS[name]).z == pytest.approx(larger_of(*z)[1].max(), abs=ROUNDING)
 
 
 def test_an_exact_decomposition_changes_z_by_a_few_tenths(monkeypatch) -> None:
@@ -173,9 +179,9 @@ def test_an_exact_decomposition_changes_z_by_a_few_tenths(monkeypatch) -> None:
         left, s, right = np.linalg.svd(M)
         return left[:, :q], s[:q], right[:q].T
 
-    z = {name: expected(text)[0] for name, text in TEXTS.items()}
-    monkeypatch.setattr(reference, "leading_directions", exact)
     W = reference.key_matrix(KEY, lexicon())
+    z = {name: reference.z_score(reference.pairs(text, lexicon()), W) for name, text in TEXTS.items()}
+    monkeypatch.setattr(reference, "leading_directions", exact)
     for name, text in TEXTS.items():
         differs = abs(reference.z_score(reference.pairs(text, lexicon()), W) - z[name])
         assert differs < 0.5
@@ -225,8 +231,8 @@ def pieces(host: FakeHost) -> tuple[str, ...]:
     return tuple(host.info.tokenizer.decode([[i] for i in range(host.info.vocab_size)]))
 
 
-def candidate_vectors(host: FakeHost, written: str) -> tuple[np.ndarray, np.ndarray]:
-    """t and c of every token of a host's vocabulary after a text whose last word is open."""
+def candidate_vectors(host: FakeHost, written: str) -> reference.Candidates:
+    """Every token of a host's vocabulary after a text whose last word is open."""
     words = reference.forms(written)
     begins, extends = [], []
     for piece in pieces(host):
@@ -235,8 +241,9 @@ def candidate_vectors(host: FakeHost, written: str) -> tuple[np.ndarray, np.ndar
         extends.append(form_of(words[-1] + part) if part and part == piece else "")
     begun = reference.candidates(begins, lexicon(), written=words)
     longer = reference.candidates(extends, lexicon(), written=words[:-1])
-    which = np.array([bool(word) for word in extends])[:, None]
-    return np.where(which, longer[0], begun[0]), np.where(which, longer[1], begun[1])
+    which = np.array([bool(word) for word in extends])
+    t, c = (np.where(which[:, None], longer[i], begun[i]) for i in (0, 1))
+    return reference.Candidates(t, c, np.where(which, longer.q, begun.q))
 
 
 def random_logits(seed: int) -> torch.Tensor:
@@ -252,8 +259,13 @@ def fresh_normals(seed: int, step: int) -> np.ndarray:
 def test_marking_gives_every_token_u_of_the_reference(host, marking, written) -> None:
     """Tokens begin words, extend the open one or make none; some words are used up, one context recurs."""
     session, ids = begin(marking, written)
-    found = session.read(ids).align(torch.arange(SIZE).unsqueeze(0), torch.from_numpy(marking.W)).u[0].numpy()
-    t, c = candidate_vectors(host, written)
+    key = key_tensors(marking.own, CPU)
+    aligned = session.read(ids).align(torch.arange(SIZE).unsqueeze(0), key.W)
+    found = aligned.u[0].numpy()
+    t, c, q = candidate_vectors(host, written)
+    np.testing.assert_array_equal(aligned.pairs[0].numpy().view(np.uint64), q)
+    h = form_noise(aligned.pairs, key.form)[0].numpy()
+    np.testing.assert_allclose(h, reference.key_form(KEY).noise(q), atol=1e-12, rtol=0)
     u = np.einsum("id,de,ie->i", t, reference.key_matrix(KEY, lexicon()), c)
     np.testing.assert_array_equal(found != 0.0, u != 0.0)
     assert u.any() == (written not in (WRITTEN[0], WRITTEN[3]))
@@ -269,7 +281,7 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
 
     Tokens that make no plain word end it: the reference follows words, not bytes.
     """
-    W, seed = reference.key_matrix(KEY, lexicon()), len(written)
+    W, form, seed = reference.key_matrix(KEY, lexicon()), reference.key_form(KEY), len(written)
     session, ids = begin(marking, written, seed=seed)
     start, past, conditioned = ids.shape[1], [], 0
     skipped = start - len(marking.host.tokenizer.encode([PROMPT])[0].ids)
@@ -278,24 +290,24 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         scores = random_logits(100 * seed + step).masked_fill(~plain, -20.0)
         race = CandidateRace(scores, [decoding], marking.scheme.m)
         order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
-        t, c = (each[order] for each in candidate_vectors(host, written))
+        words = reference.Candidates(*(each[order] for each in candidate_vectors(host, written)))
         r = fresh_normals(seed, skipped + step)[order]
-        y = reference.keyed_noise(t, c, W, r)
-        expected = reference.perturbed_logits(logits, t, c, W, y, past)
+        y = reference.keyed_noise(words, W, form, r)
+        expected = reference.perturbed_logits(logits, words, W, y, past)
 
-        texts, alpha = session.read(ids), marking.scheme.alpha
-        aligned = texts.align(race.candidates, torch.from_numpy(marking.W))
-        mine = keyed_noise(
-            aligned, race.uniforms(RandomStreams([seed], device=CPU).states(skipped + step)), alpha=alpha
-        )
-        x = innovations(aligned, mine, texts.state, texts.tables.units, alpha=alpha)
+        texts, mixture, own = session.read(ids), marking.race.mixture, key_tensors(marking.own, CPU)
+        aligned = texts.align(race.candidates, own.W)
+        shares = roots(aligned, mixture)
+        random = RandomStreams([seed], device=CPU).states(skipped + step)
+        mine = keyed_noise(aligned, race.uniforms(random), own.form, shares)
+        x = innovations(aligned, mine, texts.state, texts.tables.units, shares, mixture=mixture)
         gain = marking.scheme.strength * np.tanh(reference.GAMMA * aligned.u[0].numpy())
         found = logits + gain - np.log(-log_ndtr(x[0].numpy()))
         np.testing.assert_allclose(found, expected, atol=5 * HALF_PRECISION, rtol=0)
 
         chosen, _ = session.choose(ids, scores, decoding)
         conditioned += bool(past)
-        best, past = reference.step(logits, t, c, W, r, past)
+        best, past = reference.step(logits, words, W, form, r, past)
         assert best == expected.argmax()
         rest = warp(scores, decoding)[0].double().numpy() - np.log(
             -log_ndtr(fresh_normals(seed, skipped + step))

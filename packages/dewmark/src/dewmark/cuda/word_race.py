@@ -66,6 +66,8 @@ class RaceState(NamedTuple):
     repeated: torch.Tensor
     odd: torch.Tensor
     past_rows: torch.Tensor
+    past_pairs: torch.Tensor
+    past_roots: torch.Tensor
     past_y: torch.Tensor
     past_contexts: torch.Tensor
     steps: torch.Tensor
@@ -77,12 +79,17 @@ class Mixture(NamedTuple):
 
     alpha: float  # α of the likeliest candidates
     tail: float  # α of the others
+    beta: float  # β of the likeliest candidates
+    tail_beta: float  # β of the others
+    used_beta: float  # β of words whose row is used up
+    fresh: float  # the least share of fresh noise
     strength: float  # λ
     gamma: float  # γ: how fast the bias λ tanh(γu) saturates
     independent: int  # candidates whose noise is independent of one another
     steps: int  # whose noise is remembered
     kept: int  # candidates of each of them
     gain_kept: float  # the share of √α g(p) that is found
+    form_kept: float  # the share of √β g(p)
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
     rounds: int  # of the iteration for the root

@@ -18,8 +18,10 @@ import numpy as np
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
-from dewmark.dew.matrix import WordReading, statistic, z_scores
+from dewmark.dew.form import AllForms, FormKey
+from dewmark.dew.matrix import UseKey, WordReading, statistic, z_scores
 from dewmark.scheme import make_detection, token_scores
+from dewmark.stats.two_sums import larger_of
 from dewmark.types import Detection
 from dewmark.workspace import Progress
 
@@ -37,14 +39,16 @@ def whole_under(
 ) -> list[list[Detection]]:
     """For each text one detection per key, in the order of the keys; only the best one has token scores."""
     rows = []
-    for reading, z in zip(readings, _z_under(keys, readings, progress), strict=True):
-        best, matrix = int(np.argmax(z)), reading.matrix
-        evidence = matrix.under(_matrix(keys[best], matrix.F.shape))
+    for reading, z, z_form in zip(readings, *_z_under(keys, readings, progress), strict=True):
+        matrix = reading.matrix
+        best = int(np.argmax(larger_of(z, z_form)[0]))
+        own = UseKey(_matrix(keys[best], matrix.F.shape), _form(keys[best]))
+        evidence = matrix.under(own)
         length, scored = matrix.effective_length, max(evidence.length, 1)
         found = [
             make_detection(
                 evidence,
-                statistic(float(each), matrix.square, length),
+                statistic(float(each), float(form), matrix.square, length),
                 score=float(each) * matrix.square**0.5 / scored,
                 test="key",
                 fpr=fpr,
@@ -53,29 +57,37 @@ def whole_under(
                 reader=reader,
                 carrying=reading.carrying,
             )
-            for each, key in zip(z, keys, strict=True)
+            for each, form, key in zip(z, z_form, keys, strict=True)
         ]
         found[best] = dataclasses.replace(found[best], tokens=token_scores(reading.text, evidence))
         rows.append(found)
     return rows
 
 
-def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress) -> F64:
-    """z of texts under all keys, (texts, keys)."""
+def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress) -> tuple[F64, F64]:
+    """z of meaning and of form of texts under all keys, (texts, keys) each."""
     F = np.stack([each.matrix.F for each in readings])
     square = np.array([each.matrix.square for each in readings])
-    z = np.empty((len(F), len(keys)))
+    z, z_form = np.empty((len(F), len(keys))), np.empty((len(F), len(keys)))
+    words = AllForms.of([each.matrix.form for each in readings])
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for i in range(0, len(keys), _KEYS_AT_ONCE):
             progress("trying keys", i, len(keys))
             some = slice(i, i + _KEYS_AT_ONCE)
             W = np.stack(list(pool.map(functools.partial(_matrix, shape=F.shape[1:]), keys[some])))
             z[:, some] = z_scores(F, square, W)
+            z_form[:, some] = np.stack([*pool.map(words.z, map(_form, keys[some]))], axis=1)
     progress("trying keys", len(keys), len(keys))
-    return z
+    return z, z_form
 
 
 @functools.lru_cache(maxsize=4096)  # 256 MB of 128 coordinates
 def _matrix(key: Key, shape: tuple[int, ...]) -> F32:
     """W (d_T, d_C) of a key."""
     return draw_float32_matrix(key, d_T=shape[0], d_C=shape[1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(key: Key) -> FormKey:
+    """What gives a key's h."""
+    return FormKey.of(key)

@@ -35,15 +35,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64
 from dewmark.core.keys import KeyStream
+from dewmark.dew.form import FormKey, FormPairs
 from dewmark.dew.reading import Pairs
 from dewmark.dew.reading import Reading as Batch
 from dewmark.scheme import Reading
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, key_test
+from dewmark.stats.two_sums import larger_of
 
 __all__ = ["TextMatrix", "WordReading", "passage_test", "start_columns", "text_matrices"]
 
@@ -85,10 +86,18 @@ class Cuts:
 
 
 @dataclass(frozen=True)
-class KeyedEvidence(Evidence):
-    """Evidence with the matrix W (d_T, d_C) under which its scores are; its ``whole`` is a `TextMatrix`."""
+class UseKey:
+    """The secret numbers of a plain key, or of one use of a key: W (d_T, d_C), and what gives h if known."""
 
-    W: F32 | None = field(default=None, repr=False)
+    W: F32 = field(repr=False)
+    form: FormKey | None = None
+
+
+@dataclass(frozen=True)
+class KeyedEvidence(Evidence):
+    """Evidence under the numbers of a key; its ``whole`` is a `TextMatrix`."""
+
+    key: UseKey | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -125,23 +134,29 @@ class TextMatrix:
         )
 
     @property
+    def form(self) -> FormPairs:
+        """The words whose h counts."""
+        return self.pairs.form
+
+    @property
     def effective_length(self) -> float:
         """How many independent words the text is worth."""
         return self.blank.effective_length(self.square)
 
-    def under(self, W: F32) -> KeyedEvidence:
-        """The evidence under a key's W (d_T, d_C): u of every pair, on its own scale for display."""
+    def under(self, key: UseKey) -> KeyedEvidence:
+        """The evidence under a key: u of every pair, on its own scale for display."""
         n, T = self.blank.pairs, np.asarray(self.blank.T)
-        u: F32 = np.einsum("ij,ij->i", T @ W, self.blank.C)
+        u: F32 = np.einsum("ij,ij->i", T @ key.W, self.blank.C)
         norms = np.ones(len(u), dtype=np.float32)
         norms[:n] = np.linalg.norm(T[:n], axis=1)
         shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
-        return dataclasses.replace(self.blank, scores=u.astype(np.float64), alignments=shown, W=W)
+        return dataclasses.replace(self.blank, scores=u.astype(np.float64), alignments=shown, key=key)
 
-    def test(self, W: F32) -> Statistic:
-        """The key test under a key's W (d_T, d_C)."""
-        z = float(z_scores(self.F[None], np.array([self.square]), W[None])[0, 0])
-        return statistic(z, self.square, self.effective_length)
+    def test(self, key: UseKey) -> Statistic:
+        """The key test under a key."""
+        z = float(z_scores(self.F[None], np.array([self.square]), key.W[None])[0, 0])
+        z_form = math.nan if key.form is None else self.form.z(key.form)
+        return statistic(z, z_form, self.square, self.effective_length)
 
 
 @dataclass(frozen=True)
@@ -152,9 +167,20 @@ class WordReading(Reading):
     carrying: float
 
 
-def statistic(z: float, square: float, length: float) -> Statistic:
-    """The result of the key test."""
-    return Statistic(z, float(ndtr(-z)), length) if square > TINY else NOTHING
+@dataclass(frozen=True, slots=True)
+class TwoSums(Statistic):
+    """The result of the key test, and the two scores behind it; NaN where there is none."""
+
+    z_meaning: float = math.nan
+    z_form: float = math.nan
+
+
+def statistic(z: float, z_form: float, square: float, length: float) -> Statistic:
+    """The result of the key test, by the text's matrix and its words."""
+    if square <= TINY:
+        return NOTHING
+    _, joint, p = map(float, larger_of(z, z_form))
+    return TwoSums(joint, p, length, z, z_form)
 
 
 def text_matrices(reading: Batch, *, limit: float) -> Iterator[TextMatrix]:
@@ -327,15 +353,15 @@ def passage_test(evidence: Evidence, *, limit: float) -> Statistic:
     too, and the larger p-value counts. The passage's own matrix says what is cut, never the words around it:
     these may be marked, and would tell the test something about the key.
     """
-    if not isinstance(evidence, KeyedEvidence) or evidence.W is None or not evidence.pairs:
+    if not isinstance(evidence, KeyedEvidence) or evidence.key is None or not evidence.pairs:
         return key_test(evidence)
     F, whole = flattened(evidence, limit=limit)
     square = float(np.sum(np.square(F)))
     energy = float(np.sum(np.square(evidence.weights[: evidence.pairs]) * evidence.sizes))
     if not testable(square, whole, energy):  # it has a length, but nothing to test
         return dataclasses.replace(NOTHING, effective_length=evidence.effective_length(whole))
-    z = float(z_scores(F[None], np.array([square]), evidence.W[None])[0, 0])
-    return statistic(z, square, evidence.effective_length(square))
+    z = float(z_scores(F[None], np.array([square]), evidence.key.W[None])[0, 0])
+    return statistic(z, math.nan, square, evidence.effective_length(square))
 
 
 def flattened(evidence: Evidence, *, limit: float) -> tuple[F64, float]:

@@ -36,7 +36,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, Mask
-from dewmark.dew.matrix import KeyedEvidence, TextMatrix, differences, testable
+from dewmark.dew.matrix import KeyedEvidence, TextMatrix, TwoSums, differences, testable
 from dewmark.dew.reading import LexiconReader
 from dewmark.dew.ring import CONFIDENCE, FoundUse, KeyMatrices
 from dewmark.encoders.contexts import register_texts
@@ -117,7 +117,7 @@ def forgery_test(M: F32, W: F32, head: Mask, *, level: float, share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class OriginStatistic(Statistic):
+class OriginStatistic(TwoSums):
     """The result of the key test with the use of the key that fits, and the test for forgery."""
 
     found: FoundUse | None = None
@@ -139,10 +139,11 @@ def tested_use(
     ``head`` gives the coordinates that a forger learns first; without it, nothing is attributed. Nor are
     texts of an epoch whose key was no ring.
     """
-    text, found, W = evidence.whole, evidence.found, evidence.W
+    text, found = evidence.whole, evidence.found
     assert isinstance(text, TextMatrix)
     assert found is not None
-    assert W is not None
+    assert evidence.key is not None
+    W = evidence.key.W
     F, square = text.F.astype(np.float32), float(np.sum(np.square(uses.visible(text.F))))
     if text.square == 0.0 or not testable(square, text.square):
         return NOTHING
@@ -151,7 +152,7 @@ def tested_use(
         share = level_share(F, W, head(), uses)
         forgery = forgery_test(F, W, head(), level=fpr, share=share)
     length = text.blank.effective_length(square)
-    return OriginStatistic(found.z, found.p_value, length, found, forgery)
+    return OriginStatistic(found.z, found.p_value, length, found.z_meaning, found.z_form, found, forgery)
 
 
 def with_origin(detection: Detection, result: Statistic, uses: KeyMatrices) -> Detection:

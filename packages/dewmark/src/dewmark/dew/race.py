@@ -25,7 +25,7 @@ from dewmark.cuda.word_race import MAX_CANDIDATES, Mixture, draw_words, without_
 from dewmark.decoding import Decoding
 from dewmark.dew.drafts import STRETCH, DraftScores, Drawn
 from dewmark.dew.noise import innovations, keyed_noise, roots, used_candidates
-from dewmark.dew.word_step import WordStates, WordTables
+from dewmark.dew.word_step import KeyTensors, WordStates, WordTables
 from dewmark.mark import DraftingSession, Row, Rows
 from dewmark.room import Room
 from dewmark.sampling import (
@@ -46,8 +46,8 @@ _CALLED = 4  # steps before a session captures them, so that short texts do not 
 _CPU = torch.device("cpu")
 _SLOTS = 16  # states that there is room for at first, two for each text
 
-MatrixOf = Callable[[int, int | None, int | None], Tensor | None]
-"""A text's matrix by its seed, member and payload; None for the key's own W."""
+KeyOf = Callable[[int, int | None, int | None], KeyTensors | None]
+"""A text's numbers by its seed, member and payload; None for the key's own."""
 
 
 # The step
@@ -57,8 +57,8 @@ MatrixOf = Callable[[int, int | None, int | None], Tensor | None]
 class WordRace:
     """Draws the next tokens of texts; the ``m`` likeliest tokens of each are candidates for the mark.
 
-    Every step takes the host's logits (batch, vocab), the texts, the key's ``W`` (d_T, d_C) or each row's own
-    (batch, d_T, d_C), each row's decoding, and the rows' random states (batch, 1) at this step
+    Every step takes the host's logits (batch, vocab), the texts, the numbers of the key or of each row, each
+    row's decoding, and the rows' random states (batch, 1) at this step
     (`RandomStreams.states`).
     """
 
@@ -66,46 +66,62 @@ class WordRace:
     m: int
 
     def __call__(
-        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
+        self,
+        scores: Tensor,
+        texts: WordStates,
+        key: KeyTensors,
+        decodings: Sequence[Decoding],
+        random: Tensor,
     ) -> Choice:
         """Draw the next tokens, and count in the texts what room they left."""
         if self.m <= MAX_CANDIDATES and texts.tables.kernels:
-            choice = self._checked(scores, texts, W, decodings, random)
+            choice = self._checked(scores, texts, key, decodings, random)
             if choice is not None:
                 return choice
-        return self.drawn(scores, texts, W, decodings, random)[:2]
+        return self.drawn(scores, texts, key, decodings, random)[:2]
 
     def drawn(
-        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
+        self,
+        scores: Tensor,
+        texts: WordStates,
+        key: KeyTensors,
+        decodings: Sequence[Decoding],
+        random: Tensor,
     ) -> Drawn:
         """Draw without kernels, and say by what noise."""
         # 1. Logits are warped, and the m likeliest tokens are candidates
         race = CandidateRace(scores, decodings, self.m)
         # 2. Keyed noise says how each fits the words before it, less what the text has revealed
-        aligned = texts.align(race.candidates, W)
-        y = keyed_noise(aligned, race.uniforms(random), alpha=self.mixture.alpha)
-        x = innovations(aligned, y, texts.state, texts.tables.units, alpha=self.mixture.alpha)
+        aligned = texts.align(race.candidates, key.W)
+        shares = roots(aligned, self.mixture)
+        y = keyed_noise(aligned, race.uniforms(random), key.form, shares)
+        x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=self.mixture)
         # 3. The candidates race with that noise, and all other tokens with unkeyed numbers
         numbers = (-torch.special.log_ndtr(x)).clamp_min_(1e-300)
         if self.mixture.strength:
             gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
-        scale = roots(y.shape[1], alpha=self.mixture.alpha, device=y.device)
-        texts.remember(aligned, y, used_candidates(race.values, best), scale)
+        texts.remember(aligned, y, used_candidates(race.values, best), shares)
         tokens, sound = race.winners(numbers)
         # 4. What the winners say of the step
         held = race.candidates == tokens.unsqueeze(1)
         held_value = race.values.masked_fill(~held, -math.inf).amax(dim=1)
-        marked = (held & (aligned.rows > 0)).any(dim=1)
+        marked = (held & (aligned.pairs != 0)).any(dim=1)
         begins = ~(held & ~aligned.begins).any(dim=1)
         log_share = held_value - race.values.logsumexp(dim=1)
-        texts.measure(log_share, (held * scale).sum(dim=1), marked=marked, begins=begins)
+        own = torch.stack([(held * root).sum(dim=1) for root in shares], dim=1)
+        texts.measure(log_share, own, marked=marked, begins=begins)
         noise = torch.where(held, x, 0.0).sum(dim=1)
         return Drawn(tokens, sound, noise, held_value - race.log_totals.squeeze(1), marked, begins)
 
     def _checked(
-        self, scores: Tensor, texts: WordStates, W: Tensor, decodings: Sequence[Decoding], random: Tensor
+        self,
+        scores: Tensor,
+        texts: WordStates,
+        key: KeyTensors,
+        decodings: Sequence[Decoding],
+        random: Tensor,
     ) -> Choice | None:
         """Draw by the kernels; None if they fail at their first step here, or draw otherwise than torch."""
         tables, rows = texts.tables, torch.arange(len(scores), device=scores.device)
@@ -117,7 +133,8 @@ class WordRace:
             drawn = draw_words(
                 tables,
                 texts.state,
-                W,
+                key.W,
+                key.form,
                 scores,
                 random,
                 options.values,
@@ -126,7 +143,7 @@ class WordRace:
                 mixture=self.mixture,
             )
             if new:
-                expected, sound = self.drawn(scores, before.at(rows), W, decodings, random)[:2]
+                expected, sound = self.drawn(scores, before.at(rows), key, decodings, random)[:2]
                 differ = int(((drawn[0] != expected) & sound).sum())
                 if differ > len(scores) // 32:  # rounding may decide a race now and then
                     reason = f"{differ} of {len(scores)} tokens were drawn differently"
@@ -152,7 +169,7 @@ _DRAWN: weakref.WeakSet[WordTables] = weakref.WeakSet()  # whose kernels have dr
 class _WordRow(Row):
     """A text in an engine: its rows among the states, and how far it has been read."""
 
-    W: Tensor | None = None  # its own matrix (d_T, d_C), if not the key's
+    key: KeyTensors | None = None  # its own numbers, if not the key's
     slots: tuple[int, int] = (-1, -1)  # its state before the last draw and after it, which may be discarded
     read: int = -1  # -1: its slots still hold another text
 
@@ -169,13 +186,13 @@ class _WordRow(Row):
 class WordRows(Rows[_WordRow]):
     """Marks rows of different prompts, steps, seeds and decoding options; all states are on the device.
 
-    ``matrix_of`` gives the matrix of a text, by its seed and the member and payload that were asked for, if
-    it is not ``W``.
+    ``key_of`` gives the numbers of a text, by its seed and the member and payload that were asked for, if
+    they are not the key's ``own``.
     """
 
-    def __init__(self, race: WordRace, tables: WordTables, W: Tensor, *, k: int, matrix_of: MatrixOf) -> None:
-        self._race, self._tables, self._W, self._k = race, tables, W, k
-        self._matrix_of = matrix_of
+    def __init__(self, race: WordRace, tables: WordTables, own: KeyTensors, *, k: int, key_of: KeyOf) -> None:
+        self._race, self._tables, self._own, self._k = race, tables, own, k
+        self._key_of = key_of
         self._states = WordStates(tables, 0, k=k)
         self._free: list[int] = []
 
@@ -189,12 +206,12 @@ class WordRows(Rows[_WordRow]):
         member: int | None = None,
         payload: int | None = None,
     ) -> _WordRow:
-        W = self._matrix_of(seed, member, payload)
-        return self._placed(_WordRow(prompt, written, W, seed=seed, decoding=decoding))
+        key = self._key_of(seed, member, payload)
+        return self._placed(_WordRow(prompt, written, key, seed=seed, decoding=decoding))
 
     def fork(self, row: _WordRow, written: Sequence[int], *, seed: int) -> _WordRow:
-        """A row that goes on from another one, with its matrix and the noise that it remembers."""
-        new = _WordRow(row.prompt, written, row.W, seed=seed, decoding=row.decoding)
+        """A row that goes on from another one, with its numbers and the noise that it remembers."""
+        new = _WordRow(row.prompt, written, row.key, seed=seed, decoding=row.decoding)
         self._placed(new).read = row.read
         device = self._tables.device
         self._states.put(_sent(new.slots, device), self._states.at(_sent(row.slots, device)))
@@ -208,23 +225,23 @@ class WordRows(Rows[_WordRow]):
         states = self._caught_up(rows, scores.device)
         random = torch.cat([row.noise.states(len(row.written)) for row in rows])
         random = random.to(scores.device, non_blocking=True)
-        W = self._matrices([row.W for row in rows])
-        drawn = self._race(scores, states, W, [row.decoding for row in rows], random)
+        key = self._keys([row.key for row in rows])
+        drawn = self._race(scores, states, key, [row.decoding for row in rows], random)
         self._states.put(_sent([row.slots[1] for row in rows], scores.device), states)
         return one_hot_logits(scores, drawn)
 
     def stay(self, prompt_ids: Tensor, *, seeds: Seeds) -> WordSession:
         """Mark a batch of prompts (batch, length) whose rows stay together until they end."""
         drawn = fresh_seeds(len(prompt_ids), seeds)
-        W = self._matrices([self._matrix_of(seed, None, None) for seed in drawn])
+        key = self._keys([self._key_of(seed, None, None) for seed in drawn])
         texts = WordStates(self._tables, len(drawn), k=self._k)
-        return WordSession(self._race, texts, W, prompt_ids, seeds=drawn)
+        return WordSession(self._race, texts, key, prompt_ids, seeds=drawn)
 
-    def _matrices(self, own: Sequence[Tensor | None]) -> Tensor:
-        """The key's W (d_T, d_C), or each row's (rows, d_T, d_C) if any has its own."""
-        if all(W is None for W in own):
-            return self._W
-        return torch.stack([self._W if W is None else W for W in own])
+    def _keys(self, rows: Sequence[KeyTensors | None]) -> KeyTensors:
+        """The numbers of the key, or of each row if any has its own."""
+        if all(key is None for key in rows):
+            return self._own
+        return KeyTensors(*map(torch.stack, zip(*(key or self._own for key in rows), strict=True)))
 
     def _placed(self, row: _WordRow) -> _WordRow:
         """The row with two free slots."""
@@ -276,10 +293,10 @@ class WordSession(DraftingSession):
     stretch = STRETCH
 
     def __init__(
-        self, race: WordRace, texts: WordStates, W: Tensor, prompt_ids: Tensor, *, seeds: Sequence[int]
+        self, race: WordRace, texts: WordStates, key: KeyTensors, prompt_ids: Tensor, *, seeds: Sequence[int]
     ) -> None:
         self.texts = texts
-        self._race, self._W = race, W
+        self._race, self._key = race, key
         self._noise = RandomStreams(seeds, device=prompt_ids.device)
         self._start = self._length = prompt_ids.shape[1]  # ids of the prompt, and ids that were read
         self._drafts: DraftScores | None = None
@@ -308,7 +325,7 @@ class WordSession(DraftingSession):
             tokens, sound = self._step(ids[:, -1:], scores, random)
             self._length = ids.shape[1]
             return tokens, sound
-        return self._race(scores, self.read(ids), self._W, [decoding] * len(scores), random)
+        return self._race(scores, self.read(ids), self._key, [decoding] * len(scores), random)
 
     def _prepared(self, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         check_logits(scores, self.texts.tables.vocab_size)
@@ -320,21 +337,21 @@ class WordSession(DraftingSession):
         return self.texts.tables.kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
 
     def _capture(self, tokens: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Replayed:
-        texts, race, W, decodings = self.texts, self._race, self._W, [decoding] * len(scores)
+        texts, race, key, decodings = self.texts, self._race, self._key, [decoding] * len(scores)
         options = decoding_options(decodings, scores.device)
 
         def step(
             tokens: Tensor, scores: Tensor, random: Tensor, kept: RowOptions = options
         ) -> Choice:  # the graph reads the options, which only a cache holds otherwise
             texts.push(tokens)
-            return race(scores, texts, W, decodings, random)
+            return race(scores, texts, key, decodings, random)
 
         return Replayed(step, (tokens, scores, random), changed=texts.state)
 
     def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
         ids, scores, random = self._prepared(ids, scores)
         texts = self.read(ids)
-        drawn = self._race.drawn(scores, texts, self._W, [decoding] * len(scores), random)
+        drawn = self._race.drawn(scores, texts, self._key, [decoding] * len(scores), random)
         if self._drafts is None:
             self._drafts = DraftScores(len(scores), device=random.device)
         self._drafts.add(drawn, live)

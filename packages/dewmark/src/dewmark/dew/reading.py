@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dewmark.arrays import F32, F64, I64, Mask
+from dewmark.dew.form import NO_FORM, FormPairs, form_pairs, window_numbers
 from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.errors import ConfigError, VocabularyError
@@ -47,7 +48,8 @@ class Pairs:
     ``tokens`` and ``windows`` (N,) index the batch's distinct units and contexts, ``weights`` (N,) count the
     occurrences, and ``positions`` (L,) give each unit's pair, or -1 if it is not scored. ``expected`` (N,)
     are the rows of what a language model expected in the place of each pair, and ``unforeseen`` (N,) the
-    share that it left to other words (`read`); None without such a model.
+    share that it left to other words (`read`); None without such a model. ``form`` are the words whose h
+    counts (`dewmark.dew.form`).
     """
 
     tokens: I64
@@ -56,6 +58,7 @@ class Pairs:
     positions: I64
     expected: I64 | None = None
     unforeseen: F32 | None = None
+    form: FormPairs = NO_FORM
 
 
 @dataclass(frozen=True)
@@ -138,34 +141,42 @@ class LexiconReader:
         places = self.k + np.arange(len(of_text))
         within = places - self.k - (np.cumsum(lengths) - lengths)[of_text]
         distinct, units = np.unique(rows[places], return_inverse=True)
-        counted = self._carrying(rows, places, of_text) & (within >= self.k)
+        known = rows > 0
+        possible = known[places] & (within >= self.k) & (_preceding(known, self.k)[places] > 0)
+        new = self._new(rows, places, of_text)
+        counted = possible & new
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
-        known, ends = rows[places] > 0, np.cumsum(lengths).tolist()
+        before = np.where(within[:, None] + np.arange(-self.k, 0) >= 0, rows[_before(places, self.k)], 0)
+        parts, ends = window_numbers(before), np.cumsum(lengths).tolist()
+        numbers = rows[places].astype(np.uint64) + parts
+        texts, carrying = [], []
+        for pairs, start, end in zip(
+            pairs_of(units, windows, lengths.tolist()), [0, *ends], ends, strict=False
+        ):
+            text = slice(start, end)
+            form = form_pairs(numbers[text], parts[text], possible=possible[text], new=new[text])
+            texts.append(dataclasses.replace(pairs, form=form))
+            carrying.append(round(float(known[places[text]].mean()), 4) if end > start else 0.0)
         return Reading(
             token_rows=self.lexicon.tokens(distinct),
             context_rows=self.lexicon.contexts_of(around),
-            texts=pairs_of(units, windows, lengths.tolist()),
-            carrying=tuple(
-                round(float(known[start:end].mean()), 4) if end > start else 0.0
-                for start, end in zip([0, *ends], ends, strict=False)
-            ),
+            texts=tuple(texts),
+            carrying=tuple(carrying),
         )
 
     def scored(self, forms: Sequence[str]) -> Mask:
-        """Which words (N,) of one text carry the mark."""
+        """Which words (N,) of one text carry the mark of their meaning."""
         rows = self.lexicon.rows(("",) * self.k + tuple(forms))
         index = np.arange(len(forms))
-        return self._carrying(rows, self.k + index, np.zeros_like(index)) & (index >= self.k)
+        places = self.k + index
+        near = _preceding(rows > 0, self.k)[places] > 0
+        return self._new(rows, places, np.zeros_like(index)) & near & (index >= self.k)
 
-    def _carrying(self, rows: I64, places: I64, of_text: I64) -> Mask:
-        """Whether the words in these places carry the mark.
-
-        A word does if it is in the lexicon, as is one of the k words before it, and it is new in the text.
-        """
-        known = np.concatenate(([0], np.cumsum(rows > 0)))
-        limits = np.where(known[places] > known[places - self.k], self.lexicon.limits[rows[places]], 0)
+    def _new(self, rows: I64, places: I64, of_text: I64) -> Mask:
+        """Whether the words in these places have a row that has not occurred as often as it may."""
+        limits = self.lexicon.limits[rows[places]]
         same = of_text * (len(self.lexicon) + 1) + rows[places]
         order = np.argsort(same, kind="stable")
         first = np.concatenate(([True], np.diff(same[order]) > 0))[: len(order)]
@@ -186,9 +197,20 @@ class LexiconReader:
         for i in unlisted:
             codes[i] = -others[forms[i]]
         codes += len(others)
-        around = codes[places[:, None] + np.arange(-self.k, 0)]
+        around = codes[_before(places, self.k)]
         distinct, found = distinct_windows(around, len(others) + len(self.lexicon) + 1)
         return np.maximum(distinct - len(others), 0), found
+
+
+def _before(places: I64, k: int) -> I64:
+    """The k places before each of some, (N, k)."""
+    return np.asarray(places[:, None] + np.arange(-k, 0))
+
+
+def _preceding(known: Mask, k: int) -> I64:
+    """How many of the k words before each place are known; from place k on, (N,)."""
+    sums = np.concatenate(([0], np.cumsum(known)))
+    return np.asarray(sums[:-1] - np.concatenate((np.zeros(k, dtype=np.int64), sums))[: len(known)])
 
 
 # What was expected in the place of each unit

@@ -8,20 +8,25 @@ vector, whose norm is small for a frequent word. A word that is not listed borro
 by its spelling. A few have no row, and no vectors: words with digits, and beginnings of listed words in
 plain letters ("libr"), which a writer may be about to complete (`Lexicon.rows`). Row 0 stands for no row;
 it may occur 0 times. The secret key gives a matrix W (d, d) of independent standard normals. The context
-of a word is c (d,), the normalised sum of the context vectors of the k words before it. Its *alignment*
-is
+of a word is c (d,), the normalised sum of the context vectors of the k words before it. The key marks a word
+in two ways:
 
-    u = tᵀ W c,    standard normal over keys.
+    u = tᵀ W c                               its *alignment*: words of one meaning have nearly the same
+    h = Φ⁻¹(hash(key; its row, k rows))      its *form*: any other word, or context, has another one
 
-**Marking** prefers words with a large u. A *host* is the language model that writes. Without a mark its
-next word can be drawn as argmax(logit + g), where the noise g = −log(−log Φ(r)) comes from fresh standard
-normals r: a race among the candidates. With the mark most of the noise comes from the key:
+Both are standard normal over keys. u survives paraphrase and translation; h does not, but tells more about a
+text that was left as it is, because it is independent between the words that could have stood in a place.
 
-    y = √α u + √(1−α) r,    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
+**Marking** prefers words with a large u and a large h. A *host* is the language model that writes. Without a
+mark its next word can be drawn as argmax(logit + g), where the noise g = −log(−log Φ(r)) comes from fresh
+standard normals r: a race among the candidates. With the mark most of the noise comes from the key:
 
-α is 0.95 for the 32 likeliest candidates and 0.3 for the others. Over keys and r, the y of all candidates
-of all steps are jointly normal, with variance 1 and Cov(y_i, y_j) = √(α_i α_j) (t_i · t_j)(c_i · c_j). So
-what has been written tells something about the noise to come. x is y less its mean given the noise that
+    y = √α u + √β h + √(1−α−β) r,    next word = argmax(logit + λ tanh(γu) − log(−log Φ(x)))
+
+α and β are 0.65 and 0.3 for the 32 likeliest candidates, 0.3 and 0.6 for the others. A word whose row is used
+up has no u; its β is 0.9. Over keys and r, the y of all candidates of all steps are jointly normal, with
+variance 1 and Cov(y_i, y_j) = √(α_i α_j) (t_i · t_j)(c_i · c_j), and √(β_i β_j) more if their h is the same.
+So what has been written tells something about the noise to come. x is y less its mean given the noise that
 earlier steps have used, divided by the square root of the covariance that remains: independent standard
 normals again. If that were done for all steps and all candidates, texts would follow the host's own
 distribution over keys and r at λ = 0. Three shortcuts make it an approximation: the last 4 marked steps
@@ -34,12 +39,18 @@ texts less likely.
 **Testing** fixes the text and asks how many keys fit it as well as this one. (The paper takes its
 thresholds from unmarked texts under one key.) The text is a matrix M (d, d):
 
-    M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨f(M), W⟩ / ‖f(M)‖,    p = 1 − Φ(z)
+    M = Σ_i w_i (t_i − t̄) c_iᵀ,    z = ⟨f(M), W⟩ / ‖f(M)‖
 
 f flattens M: it cuts M's large singular values. Unrelated texts have those directions in common, so uncut
 they would let one unlucky key find many texts at once. Whatever f cuts, neither M nor f depends on the
-key, so z is exactly N(0, 1) over keys for every text that was written without the key. What stands here
-is the test with ``--reader none``. By default detectors have a reader and subtract, instead of the text's
+key, so z is exactly N(0, 1) over keys for every text that was written without the key. So is the second sum,
+over the N words whose h counts, and the two are independent:
+
+    z_F = Σ_i v_i h_i / √(Σ_i v_i²)
+
+The verdict rests on the larger of z and (z + z_F)/√2, so that a translated text is tested by its meaning
+alone and an untouched one by both. The p-value of that choice is exact, too (`dewmark.stats.two_sums`). What
+stands here is the test with ``--reader none``. By default detectors have a reader and subtract, instead of the text's
 mean word t̄, the word that it expected in each place (`dewmark.dew.reading`).
 
 A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
@@ -58,17 +69,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
-from dewmark.arrays import F64
+from dewmark.arrays import F64, U64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.core.projections import draw_matrix
+from dewmark.dew.form import FormKey, FormPairs, form_weights, pair_numbers
 from dewmark.encoders.lexicon import Lexicon
+from dewmark.stats.two_sums import larger_of
 from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
 CANDIDATES = 256  # m: the likeliest tokens, which alone can carry the mark
-ALPHA, TAIL = 0.95, 0.3  # α, the share of the noise's variance from the key: likely candidates, and others
+ALPHA, TAIL = 0.65, 0.3  # α, the share of the noise's variance that is u's: likely candidates, and others
+BETA, TAIL_BETA, USED_BETA = 0.3, 0.6, 0.9  # β, that of h: the same, and words whose row is used up
 LAMBDA = 0.35  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
 INDEPENDENT = 32  # candidates whose noise is made independent
@@ -81,25 +95,62 @@ LEAST_SHARE = 0.01  # of ‖M‖², which a text must keep after flattening
 class PairVectors(NamedTuple):
     """The N distinct pairs of a text: words t (N, d), contexts c (N, d), how often each counts, w (N,).
 
-    w is 1 except where a frequent word recurs in the same context.
+    w is 1 except where a frequent word recurs in the same context. ``form`` are the words whose h counts.
     """
 
     t: F64
     c: F64
     w: F64
+    form: FormPairs
+
+
+class Candidates(NamedTuple):
+    """n words that may come next: t (n, d), c (n, d), and the number of the word in its context, q (n,).
+
+    t is 0 where a word has no u, q where it has no h.
+    """
+
+    t: F64
+    c: F64
+    q: U64
+
+    @property
+    def roots(self) -> tuple[F64, F64]:
+        """√α and √β of the words, the likeliest first, (n,) each."""
+        likely, has_u = np.arange(len(self.q)) < INDEPENDENT, self.t.any(axis=1) & self.c.any(axis=1)
+        alpha = np.where(has_u, np.where(likely, ALPHA, TAIL), 0.0)
+        beta = np.where(has_u, np.where(likely, BETA, TAIL_BETA), USED_BETA) * (self.q != 0)
+        return np.sqrt(alpha), np.sqrt(beta)
 
 
 class Revealed(NamedTuple):
-    """Noise that a step has used: y (P,) of words t (P, d), their contexts scaled by √α (P, d)."""
+    """Noise of P words: y (P,), t (P, d), contexts scaled by √α (P, d), q (P,) and √β (P,)."""
 
     t: F64
     scaled: F64
+    q: U64
+    root: F64
     y: F64
+
+    @classmethod
+    def of(cls, chosen: Candidates, y: F64) -> Revealed:
+        """That of candidates, whose noise is y (n,)."""
+        root_alpha, root_beta = chosen.roots
+        return cls(chosen.t, root_alpha[:, None] * chosen.c, chosen.q, root_beta, y)
+
+    def at(self, places: list[int] | slice) -> Revealed:
+        """Some of it."""
+        return Revealed(*(each[places] for each in self))
 
 
 def key_matrix(key: Key, lexicon: Lexicon) -> F64:
     """W (d, d) of a key."""
     return draw_matrix(key, d_T=lexicon.dim, d_C=lexicon.dim)
+
+
+def key_form(key: Key) -> FormKey:
+    """The numbers of a key that give h."""
+    return FormKey.of(key)
 
 
 def forms(text: str) -> tuple[str, ...]:
@@ -127,32 +178,31 @@ def units(chosen: Sequence[str], lexicon: Lexicon) -> F64:
 # Marking
 
 
-def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str]) -> tuple[F64, F64]:
-    """t (n, d) and c (n, d) of n words that may follow those written; t is 0 where a word carries no mark.
+def candidates(chosen: Sequence[str], lexicon: Lexicon, *, written: Sequence[str]) -> Candidates:
+    """n words that may follow those written.
 
-    It carries none if it is among the first k words, if it has no row, if that has occurred as often as it
-    may, if no word of its context has a row, or if the same context has occurred in the text. Hosts write
-    tokens. One that begins a word stands for that word, and one that holds two stands for the first. One that
-    extends the last word stands for the longer word, in the context of the last one: ``written`` are then the
-    words before the last.
+    A word carries no mark if it is among the first k words, if it has no row, if no word of its context has
+    one, or if the same context has occurred in the text. It has no u if its row has occurred as often as it
+    may. Hosts write tokens. One that begins a word stands for that word, and one that holds two stands for
+    the first. One that extends the last word stands for the longer word, in the context of the last one:
+    ``written`` are then the words before the last.
     """
     around = windows(written)
-    rows = [tuple(lexicon.rows(window)) for window in around]
-    context = len(written) >= CONTEXT and rows[-1] not in rows[1:-1]  # the first window is always empty
+    rows = [tuple(lexicon.rows(window).tolist()) for window in around]
+    context = len(written) >= CONTEXT and any(rows[-1]) and rows[-1] not in rows[1:-1]  # the first is empty
     occurred = Counter(lexicon.rows(written).tolist())
-    carries = [context and occurred[row] < lexicon.limits[row] for row in lexicon.rows(chosen).tolist()]
+    mine = lexicon.rows(chosen)
+    new = [context and occurred[row] < lexicon.limits[row] for row in mine.tolist()]
     c = contexts(around[-1:], lexicon)
-    return units(chosen, lexicon) * np.array(carries)[:, None], c.repeat(len(chosen), axis=0)
+    q = pair_numbers(mine, np.array([rows[-1]] * len(mine), dtype=np.int64))
+    q = np.where((mine > 0) & context, q, np.uint64(0))
+    return Candidates(units(chosen, lexicon) * np.array(new)[:, None], c.repeat(len(chosen), axis=0), q)
 
 
-def shares(n: int) -> F64:
-    """α of n candidates, the likeliest first, (n, 1)."""
-    return np.where(np.arange(n) < INDEPENDENT, ALPHA, TAIL)[:, None]
-
-
-def covariance(t: F64, scaled: F64, other_t: F64, other_scaled: F64) -> F64:
-    """Of the noise of n candidates and of q others, (n, q); their contexts are scaled by √α."""
-    return np.asarray((t @ other_t.T) * (scaled @ other_scaled.T))
+def covariance(a: Revealed, b: Revealed) -> F64:
+    """Of the noise of n words and of m others, (n, m)."""
+    same = (a.q[:, None] == b.q[None, :]) * np.outer(a.root, b.root)
+    return np.asarray((a.t @ b.t.T) * (a.scaled @ b.scaled.T) + same)
 
 
 def inverse_root(A: F64, variances: F64 | float) -> F64:
@@ -162,60 +212,61 @@ def inverse_root(A: F64, variances: F64 | float) -> F64:
     return np.asarray((vectors / np.sqrt(values)) @ vectors.T)
 
 
-def keyed_noise(t: F64, c: F64, W: F64, r: F64) -> F64:
+def keyed_noise(words: Candidates, W: F64, form: FormKey, r: F64) -> F64:
     """y (n,) of n candidates, the likeliest first; ``r`` (n,) are fresh standard normals."""
-    marked, alpha = t.any(axis=1) & c.any(axis=1), shares(len(t))[:, 0]
-    u = np.einsum("id,de,ie->i", t, W, c)
-    return np.asarray(np.where(marked, np.sqrt(alpha) * u + np.sqrt(1.0 - alpha) * r, r))
+    root_alpha, root_beta = words.roots
+    u = np.einsum("id,de,ie->i", words.t, W, words.c)
+    h = form.noise(words.q)
+    return np.asarray(root_alpha * u + root_beta * h + np.sqrt(1.0 - root_alpha**2 - root_beta**2) * r)
 
 
-def innovations(y: F64, t: F64, c: F64, past: Sequence[Revealed]) -> F64:
+def innovations(y: F64, words: Candidates, past: Sequence[Revealed]) -> F64:
     """x (n,): what is new in y (n,), given the noise of earlier steps; the likeliest candidate first.
 
     The square root is the symmetric one, which leaves x as close to y as it can be.
     """
-    nothing = Revealed(t[:0], c[:0], y[:0])
-    past_t, past_scaled, past_y = map(np.concatenate, zip(*past, nothing, strict=True))
-    scaled = np.sqrt(shares(len(t))) * c
-    root = inverse_root(covariance(past_t, past_scaled, past_t, past_scaled), 1.0)
-    B = root @ covariance(past_t, past_scaled, t, scaled)
-    rest = y - B.T @ (root @ past_y)
+    now = Revealed.of(words, y)
+    known = Revealed(*map(np.concatenate, zip(*past, now.at(slice(0)), strict=True)))
+    root = inverse_root(covariance(known, known), 1.0)
+    B = root @ covariance(known, now)
+    rest = y - B.T @ (root @ known.y)
     left = 1.0 - np.sum(B**2, axis=0)
     x = rest / np.sqrt(left)
     n = slice(INDEPENDENT)
-    A = covariance(t[n], scaled[n], t[n], scaled[n]) - B[:, n].T @ B[:, n]
+    A = covariance(now.at(n), now.at(n)) - B[:, n].T @ B[:, n]
     x[n] = inverse_root(A, left[n]) @ rest[n]
     return np.asarray(x)
 
 
-def perturbed_logits(logits: F64, t: F64, c: F64, W: F64, y: F64, past: Sequence[Revealed]) -> F64:
+def perturbed_logits(logits: F64, words: Candidates, W: F64, y: F64, past: Sequence[Revealed]) -> F64:
     """The numbers (n,) of n candidates, the likeliest first; the one with the largest number is next."""
-    u = np.einsum("id,de,ie->i", t, W, c)
-    return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, t, c, past))))
+    u = np.einsum("id,de,ie->i", words.t, W, words.c)
+    return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, words, past))))
 
 
-def remembered(logits: F64, t: F64, c: F64, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
+def remembered(logits: F64, words: Candidates, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
     """What the last steps revealed, after one in which the candidate ``best`` came first: the latest last.
 
     The likeliest candidates and the best one are remembered, where they can be drawn; a step without a mark
     reveals nothing.
     """
     used = [*range(KEPT - 1), max(best, KEPT - 1)]
-    used = [i for i in used if t[i].any() and c[i].any() and np.isfinite(logits[i])]
-    scaled = np.sqrt(shares(len(t))) * c
-    return [*past, Revealed(t[used], scaled[used], y[used])][-STEPS:] if used else list(past)
+    used = [i for i in used if words.q[i] and np.isfinite(logits[i])]
+    return [*past, Revealed.of(words, y).at(used)][-STEPS:] if used else list(past)
 
 
-def step(logits: F64, t: F64, c: F64, W: F64, r: F64, past: Sequence[Revealed]) -> tuple[int, list[Revealed]]:
+def step(
+    logits: F64, words: Candidates, W: F64, form: FormKey, r: F64, past: Sequence[Revealed]
+) -> tuple[int, list[Revealed]]:
     """One step of marking: which candidate is next, and what the last steps have revealed after it.
 
-    ``logits`` (n,) are the host's after temperature and filters, the likeliest first. t and c (n, d) are
-    those of `candidates`: 0 where a candidate carries no mark, as all but the 256 likeliest tokens do. ``r``
-    (n,) are fresh standard normals. ``past`` is empty at first.
+    ``logits`` (n,) are the host's after temperature and filters, the likeliest first, and ``words`` those
+    of `candidates`: only the 256 likeliest tokens can carry the mark. ``r`` (n,) are fresh standard normals.
+    ``past`` is empty at first.
     """
-    y = keyed_noise(t, c, W, r)
-    best = int(np.argmax(perturbed_logits(logits, t, c, W, y, past)))
-    return best, remembered(logits, t, c, y, best, past)
+    y = keyed_noise(words, W, form, r)
+    best = int(np.argmax(perturbed_logits(logits, words, W, y, past)))
+    return best, remembered(logits, words, y, best, past)
 
 
 # Testing
@@ -224,23 +275,32 @@ def step(logits: F64, t: F64, c: F64, W: F64, r: F64, past: Sequence[Revealed]) 
 def pairs(text: str, lexicon: Lexicon) -> PairVectors:
     """The pairs of a text that count.
 
-    A word counts if it is not among the first k, has occurred less often than it may, and a word of the
-    lexicon is in its context.
+    A word counts if it has a row, is not among the first k, and a word of the lexicon is in its context. Its
+    u counts if its row has occurred less often than it may, its h if its context is new.
     """
     written = forms(text)
+    rows, around = lexicon.rows(written), windows(written)[:-1]
+    contexts_rows = [tuple(lexicon.rows(window).tolist()) for window in around]
     occurred, counted = Counter[int](), Counter[tuple[str, tuple[str, ...]]]()
-    for i, (word, window) in enumerate(zip(written, windows(written), strict=False)):
-        row = int(lexicon.rows([word])[0])
-        if i >= CONTEXT and lexicon.rows(window).any() and occurred[row] < lexicon.limits[row]:
-            counted[word, window] += 1
+    places, new = [], []
+    for i, (word, row) in enumerate(zip(written, rows.tolist(), strict=True)):
+        if i >= CONTEXT and row > 0 and any(contexts_rows[i]):
+            new_row = occurred[row] < lexicon.limits[row]
+            if new_row:
+                counted[word, around[i]] += 1
+            if contexts_rows[i] not in contexts_rows[1:i]:
+                places.append(i)
+                new.append(new_row)
         occurred[row] += 1
     t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
-    return PairVectors(t, c, np.array([*counted.values()], dtype=np.float64))
+    q = pair_numbers(rows[places], np.array([contexts_rows[i] for i in places]).reshape(-1, CONTEXT))
+    form = FormPairs(q, np.array(places, dtype=np.int64), form_weights(np.array(new, dtype=bool)))
+    return PairVectors(t, c, np.array([*counted.values()], dtype=np.float64), form)
 
 
 def z_score(text: PairVectors, W: F64) -> float:
     """z of a text under a key's W (d, d); 0 if too little of its evidence is left after flattening."""
-    t, c, w = text
+    t, c, w, _ = text
     if np.any(t != t[:1]):  # a lone word is not its own mean
         t = t - w @ t / w.sum()
     M = (w[:, None] * t).T @ c
@@ -283,5 +343,9 @@ def leading_directions(M: F64, q: int) -> tuple[F64, F64, F64]:
 
 def detect(text: str, key: Key, lexicon: Lexicon) -> tuple[float, float]:
     """z and p of a text under a key; 0 and 1 where there is nothing to test."""
-    z = z_score(pairs(text, lexicon), key_matrix(key, lexicon))
-    return z, float(ndtr(-z)) if z else 1.0
+    found = pairs(text, lexicon)
+    z = z_score(found, key_matrix(key, lexicon))
+    if not z:
+        return 0.0, 1.0
+    _, z, p = map(float, larger_of(z, found.form.z(key_form(key))))
+    return z, p

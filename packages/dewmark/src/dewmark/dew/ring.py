@@ -27,9 +27,13 @@ key turns, with secret orthogonal O_T and O_C:
 A and B are orthogonal and independent of W, so each W_m still has independent standard normals, and
 ⟨M, W_m⟩ = ⟨O_Tᵀ M O_C, D_a (O_Tᵀ W O_C) D_b⟩ is the same transform for all messages.
 
-**Finding the use.** Under one matrix messages are correlated, so their number is paid for by Bonferroni;
+**Form.** Each independent member has an h of its own (`dewmark.dew.form`), whose signs the messages change by
+the classes of words. The sums of all messages are one Walsh transform of the classes' sums.
+
+**Finding the use.** Each use has the score m = max(z, (z + z_F)/√2), as a plain key has. Under one matrix messages are correlated, so their number is paid for by Bonferroni;
 different matrices are independent over keys, and Šidák's correction is exact. Use j has posterior probability
-∝ exp(z_best z_j); an epoch, member or payload is named if it has 99% of that.
+∝ exp(s_best s_j), where s is z or (z + z_F)/√2, whichever is larger for the best use; an epoch, member or
+payload is named if it has 99% of that.
 """
 
 from __future__ import annotations
@@ -39,18 +43,19 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from dewmark.arrays import F32, F64, I64, Mask
 from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_use
 from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
-from dewmark.dew.matrix import standard
+from dewmark.dew.form import FormKey, FormPairs, ratio, signed
+from dewmark.dew.matrix import TextMatrix, UseKey, standard
 from dewmark.errors import ConfigError
 from dewmark.stats.multiple_testing import sidak_min
+from dewmark.stats.two_sums import larger_of
 
 CONFIDENCE = 0.99
 """The posterior probability from which an epoch, a member or a payload is named."""
@@ -58,6 +63,8 @@ CONFIDENCE = 0.99
 TURNS = "ring/turns"
 """The purpose of the key's bytes from which O_T and O_C are drawn."""
 
+
+R = TypeVar("R", F32, F64)
 
 _SIDE_BITS = MESSAGE_BITS // 2
 
@@ -109,6 +116,11 @@ class Messages:
         """The message of each place in `scores`, (count,)."""
         return (self._left.numbers[:, None] + self._right.numbers[None, :]).ravel()
 
+    def packed(self, numbers: I64) -> I64:
+        """The bits of these messages alone, of messages or of classes, as numbers below ``count``."""
+        shifted = (((numbers >> bit) & 1) << place for place, bit in enumerate(self.bits))
+        return sum(shifted, np.zeros_like(numbers))
+
     @functools.cached_property
     def _places(self) -> I64:
         """The coordinates of each pair of classes, (count, n), padded with d_T d_C."""
@@ -142,7 +154,7 @@ class Messages:
         return np.ascontiguousarray(twice.transpose(1, 2, 0)).reshape(len(keys), -1)
 
 
-def walsh_transform(x: F32) -> F32:
+def walsh_transform(x: R) -> R:
     """H x for x (2^k, N), H the Hadamard matrix in natural order: H_ab = (-1)^(number of common bits)."""
     x = x.copy()
     rows = len(x)
@@ -202,11 +214,13 @@ class AskedUse:
 class FoundUse:
     """The use that fits a text best: ``p_value`` is corrected for all ``n_hypotheses``, ``z`` is its own.
 
-    ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
+    ``z_meaning`` and ``z_form`` are the two scores behind it. ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
     """
 
     use: KeyUse
     z: float
+    z_meaning: float
+    z_form: float
     p_value: float
     n_hypotheses: int
     payload_confidence: float
@@ -218,21 +232,24 @@ class FoundUse:
 class EpochMatrices:
     """One epoch's key: its independent matrices W (K, d_T, d_C), and what else the key may vary.
 
-    The turns O_T and O_C are drawn from ``secret``.
+    ``forms`` give the h of the K independent members; a public detector has none. The turns O_T and O_C are
+    drawn from ``secret``.
     """
 
     name: str | None
     members: int
     payload_bits: int
     W: F32 = field(repr=False)
+    forms: tuple[FormKey, ...] = field(default=(), repr=False)
     secret: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
         """Draw a key's matrices."""
-        keys = map(key.independent_member, range(key.independent))
-        drawn = [draw_float32_matrix(each, d_T=d_T, d_C=d_C) for each in keys]
-        return cls(key.epoch, key.members, key.payload_bits, np.stack(drawn), key.subkey(TURNS))
+        keys = [key.independent_member(number) for number in range(key.independent)]
+        W = np.stack([draw_float32_matrix(each, d_T=d_T, d_C=d_C) for each in keys])
+        forms = tuple(map(FormKey.of, keys))
+        return cls(key.epoch, key.members, key.payload_bits, W, forms, key.subkey(TURNS))
 
     @property
     def turns(self) -> tuple[F32, F32]:
@@ -287,6 +304,12 @@ class EpochMatrices:
         (O_T, O_C), signed = self.turns, self._turned_own[index] * left[:, None] * right[None, :]
         return np.asarray(O_T @ signed @ O_C.T)
 
+    def form(self, use: KeyUse) -> FormKey | None:
+        """What gives the h of a member and a payload."""
+        if not self.forms:
+            return None
+        return dataclasses.replace(self.forms[use.member % len(self.W)], message=self.message(use))
+
     def _turned(self, matrices: F32) -> F32:
         """Matrices (…, d_T, d_C) in the coordinates that have signs; where nothing has any, as they are."""
         if self.messages.count == 1:
@@ -303,6 +326,27 @@ class EpochMatrices:
         z: F64 = standard(sums, np.sum(np.square(F)))
         return z
 
+    def form_scores(self, text: FormPairs) -> F64:
+        """z_F of all uses, (K, messages), for a text's words; NaN where there are none."""
+        if not self.forms:
+            return np.full((len(self.W), self.messages.count), np.nan)
+        bits = np.stack([form.bits(text.numbers) for form in self.forms])  # (K, N)
+        values, classes = signed(bits, 0) * text.weights, self.messages.packed(bits.view(np.int64))
+        sums = np.stack(
+            [
+                np.bincount(own, weights=row, minlength=self.messages.count)
+                for own, row in zip(classes, values, strict=True)
+            ],
+            axis=1,
+        )
+        scores = walsh_transform(sums)[self.messages.packed(self.messages.numbers)].T
+        return ratio(scores, text.square)
+
+    def noise(self, number: int) -> F64:
+        """h of one word in its context under all uses, (K, messages)."""
+        one = FormPairs(np.array([number], dtype=np.uint64), np.zeros(1, dtype=np.int64), np.ones(1))
+        return self.form_scores(one)
+
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (K, messages)."""
         return self.messages.scores(self.messages.arranged(self._turned(M)[None]), self._arranged)
@@ -312,9 +356,9 @@ class EpochMatrices:
         member = index + len(self.W) * int(self.shared[place])
         return KeyUse(member, int(self.payloads[place]), self.name)
 
-    def leading_member(self, F: F64, *, payload: int = 0) -> int:
-        """The member under which a text's F (d_T, d_C) scores highest, with a payload."""
-        z = self.scores(F)
+    def leading_member(self, text: TextMatrix, *, payload: int = 0) -> int:
+        """The member under which a text scores highest, with a payload."""
+        z = larger_of(self.scores(text.F), self.form_scores(text.form))[0]
         z[:, self.payloads != payload] = -np.inf
         return self.use(*divmod(int(np.argmax(z)), z.shape[1])).member
 
@@ -336,9 +380,9 @@ class KeyMatrices:
         return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
 
     @classmethod
-    def of_matrix(cls, W: F32) -> KeyMatrices:
-        """A plain key's only matrix W (d_T, d_C)."""
-        return cls([EpochMatrices(None, 1, 0, W[None])])
+    def plain(cls, key: UseKey) -> KeyMatrices:
+        """The only use of a plain key."""
+        return cls([EpochMatrices(None, 1, 0, key.W[None], () if key.form is None else (key.form,))])
 
     def __repr__(self) -> str:
         return f"KeyMatrices({len(self.epochs)} epochs, {self.count} uses)"
@@ -357,9 +401,10 @@ class KeyMatrices:
         """An epoch by its name; the current one by None."""
         return next((each for each in self.epochs if name is not None and each.name == name), self.current)
 
-    def matrix(self, use: KeyUse) -> F32:
-        """The matrix (d_T, d_C) with which a use marks."""
-        return self.epoch(use.epoch).matrix(use)
+    def key(self, use: KeyUse) -> UseKey:
+        """The numbers with which a use marks."""
+        epoch = self.epoch(use.epoch)
+        return UseKey(epoch.matrix(use), epoch.form(use))
 
     def visible(self, M: F64) -> F64:
         """The part of a text's matrix that these matrices can score."""
@@ -371,7 +416,7 @@ class KeyMatrices:
             raise ConfigError(
                 "a key with payloads, or a ring of more than 16 members, has no half that could be published"
             )
-        halves = [dataclasses.replace(each, W=each.W * head, secret=b"") for each in self.epochs]
+        halves = [dataclasses.replace(each, W=each.W * head, forms=(), secret=b"") for each in self.epochs]
         return KeyMatrices(halves, head=head)
 
     @property
@@ -388,6 +433,10 @@ class KeyMatrices:
         """⟨M, W⟩ of all uses, (count,), for a matrix M (d_T, d_C)."""
         return np.concatenate([each.sums(M).ravel() for each in self.epochs])
 
+    def noise(self, number: int) -> F64:
+        """h of one word in its context under all uses, (count,)."""
+        return np.concatenate([each.noise(number).ravel() for each in self.epochs])
+
     def use(self, number: int) -> KeyUse:
         """The use at a place of `sums`."""
         for each in self.epochs:
@@ -397,19 +446,27 @@ class KeyMatrices:
             number -= size
         raise IndexError(number)
 
-    def find(self, F: F64) -> FoundUse:
-        """The use that fits a text's F (d_T, d_C) best."""
-        scores = [each.scores(self.visible(F)) for each in self.epochs]
-        tops = [int(np.argmax(z)) for z in scores]
-        # Bonferroni within a matrix, Šidák over the independent ones
-        pairs = [*zip(scores, tops, strict=True)]
-        p_values = [min(float(ndtr(-z.flat[top])) * z.shape[1], 1.0) for z, top in pairs]
-        highest = [float(z.flat[top]) for z, top in pairs]
-        best = min(range(len(scores)), key=lambda i: (p_values[i], -highest[i]))
-        epoch, z = self.epochs[best], highest[best]
-        index, place = divmod(tops[best], scores[best].shape[1])
-        # posterior weights, relative to that of the best score of all
-        strength, top = max(z, 0.0), max(highest)
+    def find(self, text: TextMatrix) -> FoundUse:
+        """The use that fits a text best."""
+        F = self.visible(text.F)
+        meaning = [each.scores(F) for each in self.epochs]
+        form = [each.form_scores(text.form) for each in self.epochs]
+        # 1. The best use of each epoch: Bonferroni within a matrix, Šidák over the independent ones
+        larger = [larger_of(*both) for both in zip(meaning, form, strict=True)]
+        tops = [int(np.argmax(m)) for m, _, _ in larger]
+        p_values = [
+            min(float(p.flat[top]) * p.shape[1], 1.0) for (_, _, p), top in zip(larger, tops, strict=True)
+        ]
+        highest = [float(m.flat[top]) for (m, _, _), top in zip(larger, tops, strict=True)]
+        best = min(range(len(larger)), key=lambda i: (p_values[i], -highest[i]))
+        epoch, at = self.epochs[best], tops[best]
+        index, place = divmod(at, meaning[best].shape[1])
+        z_meaning, z_form = float(meaning[best].flat[at]), float(form[best].flat[at])
+        # 2. Posterior weights by the sum that decided, relative to that of the best score of all
+        scores = meaning
+        if highest[best] > z_meaning:
+            scores = [(z + z_F) / 2**0.5 for z, z_F in zip(meaning, form, strict=True)]
+        strength, top = max(highest[best], 0.0), max(float(z.max()) for z in scores)
         weights = [np.exp(strength * (each - top)) for each in scores]
         total = sum(float(each.sum()) for each in weights)
         own = weights[best]
@@ -418,7 +475,9 @@ class KeyMatrices:
         payload = np.broadcast_to(epoch.payloads == epoch.payloads[place], own.shape)
         return FoundUse(
             use=epoch.use(index, place),
-            z=z,
+            z=float(larger[best][1].flat[at]),
+            z_meaning=z_meaning,
+            z_form=z_form,
             p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
             n_hypotheses=self.count,
             payload_confidence=min(float(own[payload].sum()) / total, 1.0),
@@ -440,7 +499,12 @@ class KeyMatrices:
             f"ring_{i}_secret": np.frombuffer(each.secret, dtype=np.uint8)
             for i, each in enumerate(self.epochs)
         }
-        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | secrets | head
+        forms = {
+            f"ring_{i}_form": np.array([form.words for form in each.forms])
+            for i, each in enumerate(self.epochs)
+            if each.forms
+        }
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | forms | secrets | head
 
     @classmethod
     def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
@@ -451,6 +515,7 @@ class KeyMatrices:
                 each["members"],
                 each["payload_bits"],
                 np.array(arrays[f"ring_{i}"]),
+                tuple(map(FormKey.stored, arrays.get(f"ring_{i}_form", ()))),
                 arrays[f"ring_{i}_secret"].tobytes(),
             )
             for i, each in enumerate(meta)

@@ -20,11 +20,12 @@ from dewmark import config
 from dewmark.arrays import F32, Mask
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
+from dewmark.dew.form import FormKey
 from dewmark.dew.key_test import whole_under
-from dewmark.dew.matrix import TextMatrix, WordReading, passage_test, text_matrices
+from dewmark.dew.matrix import TextMatrix, UseKey, WordReading, passage_test, text_matrices
 from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored, read
-from dewmark.dew.reference import ALPHA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
+from dewmark.dew.reference import ALPHA, BETA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
 from dewmark.dew.sequential import SequentialDetector
 from dewmark.encoders.lexicon import lexicon_languages, load_lexicon
@@ -40,8 +41,8 @@ from dewmark.workspace import NO_READER, HostInfo, Texts, Tokenized, Workspace
 if TYPE_CHECKING:
     import torch
 
-    from dewmark.dew.race import MatrixOf, WordRace, WordRows, WordSession
-    from dewmark.dew.word_step import WordTables
+    from dewmark.dew.race import KeyOf, WordRace, WordRows, WordSession
+    from dewmark.dew.word_step import KeyTensors, WordTables
     from dewmark.mark import Rows
 
 __all__ = ["DEW", "BoundDEW"]
@@ -67,7 +68,9 @@ class DEW(Scheme):
     k: Annotated[int, "at least 1"] = CONTEXT
     """Context width: how many words before the scored one."""
     alpha: Annotated[float, "in (0, 1]"] = ALPHA
-    """Share of the sampler's randomness that comes from the key."""
+    """Share of the sampler's randomness that comes from the key by the meaning of words."""
+    beta: Annotated[float, "in [0, 1)"] = BETA
+    """Share of it that comes from the key by the exact words; 0 marks their meaning alone."""
     m: Annotated[int, "at least 1"] = CANDIDATES
     """How many of the likeliest tokens are scored."""
     flatten: Annotated[float, "at least 1"] = LIMIT
@@ -109,20 +112,20 @@ class DEW(Scheme):
         reader = self.open_reader(workspace)
         d = reader.lexicon.dim
         if key.is_plain:
-            W, uses = draw_matrix(key, d_T=d, d_C=d).astype(np.float32), None
-        else:
-            uses = KeyMatrices.of(key, d_T=d, d_C=d)
-            W = uses.matrix(KeyUse())
-        return BoundDEW(self, W, uses, reader, host, key.fingerprint, workspace)
+            own = UseKey(draw_matrix(key, d_T=d, d_C=d).astype(np.float32), FormKey.of(key))
+            return BoundDEW(self, own, None, reader, host, key.fingerprint, workspace)
+        uses = KeyMatrices.of(key, d_T=d, d_C=d)
+        return BoundDEW(self, uses.key(KeyUse()), uses, reader, host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
         """A detector from stored matrices: no key, no host."""
         reader = self.open_reader(workspace)
         check_stored(state, "lexicon", reader.lexicon.identity)
         check_stored(state, "words", VERSION)
-        W = np.array(state.arrays["W"], dtype=np.float32)
+        form = FormKey.stored(state.arrays["form"]) if "form" in state.arrays else None
+        own = UseKey(np.array(state.arrays["W"], dtype=np.float32), form)
         uses = KeyMatrices.stored(state.meta["uses"], state.arrays) if "uses" in state.meta else None
-        return BoundDEW(self, W, uses, reader, host, fingerprint, workspace)
+        return BoundDEW(self, own, uses, reader, host, fingerprint, workspace)
 
     def whole_under(
         self, keys: Sequence[Key], readings: Sequence[Reading], *, fpr: float, workspace: Workspace
@@ -141,7 +144,7 @@ class DEW(Scheme):
 
 
 class BoundDEW(BoundScheme):
-    """DEW under one key with matrix ``W`` (d_T, d_C), which is the use that marks.
+    """DEW under one key, whose numbers ``own`` are those of the use that marks.
 
     ``uses`` are the members, payloads and epochs of a key that has any, and ``asked`` what `for_member` was
     asked for.
@@ -153,7 +156,7 @@ class BoundDEW(BoundScheme):
     def __init__(
         self,
         scheme: DEW,
-        W: F32,
+        own: UseKey,
         uses: KeyMatrices | None,
         reader: LexiconReader,
         host: HostInfo,
@@ -161,20 +164,20 @@ class BoundDEW(BoundScheme):
         workspace: Workspace,
     ) -> None:
         super().__init__(scheme, host, fingerprint)
-        self.reader, self.W, self.uses = reader, W, uses
+        self.reader, self.own, self.uses = reader, own, uses
         self.asked = AskedUse()
         # without its ways to open hosts, which may lead back here
         self.workspace = Workspace(cache=workspace.cache, progress=workspace.progress)
         self._lock = threading.Lock()
         self._tables: dict[torch.device, WordTables] = {}
 
-    def under(self, W: F32) -> Self:
-        """The same scheme under a plain key with another matrix W (d_T, d_C)."""
-        return self._with(W=W, uses=None, asked=AskedUse())
+    def under(self, own: UseKey) -> Self:
+        """The same scheme under a plain key with other numbers."""
+        return self._with(own=own, uses=None, asked=AskedUse())
 
     def alignments(self, T: F32, C: F32) -> F32:
         """u (N,) of units T (N, d_T) in contexts C (N, d_C)."""
-        return np.asarray(np.einsum("ij,ij->i", T @ self.W, C))
+        return np.asarray(np.einsum("ij,ij->i", T @ self.own.W, C))
 
     # Members, payloads and epochs
 
@@ -184,12 +187,12 @@ class BoundDEW(BoundScheme):
         Without a ``member``, each text's seed chooses one.
         """
         asked = AskedUse(member, payload)
-        return self._with(W=self.matrices.matrix(asked.use), asked=asked)
+        return self._with(own=self.matrices.key(asked.use), asked=asked)
 
     @property
     def matrices(self) -> KeyMatrices:
         """The matrices of all uses of the key; a plain key has one."""
-        return self.uses or KeyMatrices.of_matrix(self.W)
+        return self.uses or KeyMatrices.plain(self.own)
 
     @property
     def n_hypotheses(self) -> int:
@@ -214,7 +217,7 @@ class BoundDEW(BoundScheme):
         """The member of the key's ring under which a text scores highest, with the payload asked for."""
         (reading,) = self.read(self.tokenize([text]), self.tokenize([""]))
         assert isinstance(reading, WordReading)
-        return self.matrices.current.leading_member(reading.matrix.F, payload=self.asked.payload or 0)
+        return self.matrices.current.leading_member(reading.matrix, payload=self.asked.payload or 0)
 
     def member_of(self, seed: int) -> int | None:
         """The member that marks a text with this seed; None under a key without members."""
@@ -236,7 +239,7 @@ class BoundDEW(BoundScheme):
     def public(self) -> BoundDEW:
         """The half of this detector that may be published: it detects, but attributes nothing."""
         uses = self.matrices.published(self.head())
-        return self._with(W=uses.matrix(KeyUse()), uses=uses, asked=AskedUse())
+        return self._with(own=uses.key(KeyUse()), uses=uses, asked=AskedUse())
 
     # Marking
 
@@ -256,7 +259,7 @@ class BoundDEW(BoundScheme):
         """From ids (batch, length) that grow and candidates (batch, m) to u (batch, m) of the candidates."""
         import torch
 
-        session, W = self.session(prompt_ids), torch.from_numpy(self.W).to(prompt_ids.device)
+        session, W = self.session(prompt_ids), torch.from_numpy(self.own.W).to(prompt_ids.device)
         return lambda ids, candidates: session.read(ids).align(candidates, W).u
 
     @property
@@ -265,25 +268,26 @@ class BoundDEW(BoundScheme):
         from dewmark.dew.noise import mixture_of
         from dewmark.dew.race import WordRace
 
-        return WordRace(mixture_of(alpha=self.scheme.alpha, strength=self.scheme.strength), self.scheme.m)
+        scheme = self.scheme
+        beta = 0.0 if self.own.form is None else scheme.beta
+        return WordRace(mixture_of(alpha=scheme.alpha, beta=beta, strength=scheme.strength), scheme.m)
 
     def _word_rows(self, device: torch.device) -> WordRows:
-        import torch
-
         from dewmark.dew.race import WordRows
+        from dewmark.dew.word_step import key_tensors
 
-        W, k = torch.from_numpy(self.W).to(device), self.scheme.k
-        return WordRows(self.race, self.word_tables(device), W, k=k, matrix_of=self._matrix_of(device))
+        own, k = key_tensors(self.own, device), self.scheme.k
+        return WordRows(self.race, self.word_tables(device), own, k=k, key_of=self._key_of(device))
 
-    def _matrix_of(self, device: torch.device) -> MatrixOf:
-        """A text's matrix on a device by its seed, member and payload; None for W."""
-        import torch
+    def _key_of(self, device: torch.device) -> KeyOf:
+        """A text's key on a device by its seed, member and payload; None for the key's own."""
+        from dewmark.dew.word_step import key_tensors
 
         @functools.lru_cache(maxsize=_MATRICES_KEPT)
-        def on_device(use: KeyUse) -> torch.Tensor:
-            return torch.from_numpy(self.matrices.matrix(use)).to(device)
+        def on_device(use: KeyUse) -> KeyTensors:
+            return key_tensors(self.matrices.key(use), device)
 
-        def matrix_of(seed: int, member: int | None, payload: int | None) -> torch.Tensor | None:
+        def key_of(seed: int, member: int | None, payload: int | None) -> KeyTensors | None:
             among = self.members_chosen
             if member is None and payload is None and among is None:
                 return None
@@ -291,7 +295,7 @@ class BoundDEW(BoundScheme):
                 member = self.asked.member if among is None else random_member(seed, among)
             return on_device(AskedUse(member, self.asked.payload if payload is None else payload).use)
 
-        return matrix_of
+        return key_of
 
     def word_tables(self, device: torch.device) -> WordTables:
         """The host's tables on a device, shared by all keys while one of them is used."""
@@ -326,10 +330,10 @@ class BoundDEW(BoundScheme):
         for reading in readings:
             assert isinstance(reading, WordReading)
             if self.uses is None:
-                yield reading.matrix.under(self.W)
+                yield reading.matrix.under(self.own)
                 continue
-            found = self.uses.find(reading.matrix.F)
-            evidence = reading.matrix.under(self.uses.matrix(found.use))
+            found = self.uses.find(reading.matrix)
+            evidence = reading.matrix.under(self.uses.key(found.use))
             yield UseEvidence(**vars(evidence), found=found)
 
     @property
@@ -342,7 +346,7 @@ class BoundDEW(BoundScheme):
         if not isinstance(evidence.whole, TextMatrix):
             return passage_test(evidence, limit=self.scheme.flatten)
         if self.uses is None or not isinstance(evidence, UseEvidence):
-            return evidence.whole.test(self.W)
+            return evidence.whole.test(self.own)
         return tested_use(evidence, self.uses, fpr=fpr, head=self.head if self.attributes else None)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
@@ -364,7 +368,9 @@ class BoundDEW(BoundScheme):
     def state(self) -> State:
         """The key's matrices and what reading needs. As secret as the key."""
         meta: dict[str, Any] = {"lexicon": self.reader.lexicon.identity, "words": VERSION}
-        arrays: dict[str, Any] = {"W": self.W}
+        arrays: dict[str, Any] = {"W": self.own.W}
+        if self.own.form is not None:
+            arrays["form"] = self.own.form.words
         if self.uses is not None:
             meta["uses"] = self.uses.meta()
             arrays |= self.uses.arrays()

@@ -142,7 +142,7 @@ class SequentialDetector:
         p = max(min(math.exp(-self.largest_log_e), 1.0), LEAST_P)
         if p <= self.fpr:
             (whole,) = text_matrices(reading, limit=self._limit)
-            p = max(p, self._uses.find(whole.F).p_value) if whole.square > 0.0 else 1.0
+            p = max(p, self._uses.find(whole).p_value) if whole.square > 0.0 else 1.0
         self.p_value = min(self.p_value, p)
         return self.p_value
 

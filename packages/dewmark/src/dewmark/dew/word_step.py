@@ -12,7 +12,8 @@ the first k words of a text.
 
     u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
 
-The key enters through v alone, so rows under different keys share all tables. The states also hold the keyed
+The key enters through v, and through the h of numbers (`dewmark.dew.form`) that rows and contexts make, so rows
+under different keys share all tables. The states also hold the keyed
 noise that the last steps used, given which the next noise is drawn (`dewmark.dew.noise`).
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +31,11 @@ from numpy.typing import NDArray
 from dewmark.arrays import F32, I64
 from dewmark.cuda import MAX_COUNT
 from dewmark.cuda.word_race import RaceState, push_words, usable, without_kernels
+from dewmark.dew.form import powers
+from dewmark.dew.matrix import UseKey
 from dewmark.dew.reference import KEPT, STEPS
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.room import gain
-from dewmark.splitmix import GOLDEN
 from dewmark.text.trie import CLOSED, CUT, UNKNOWN, Trie, load_trie
 from dewmark.text.words import SPELLINGS
 from dewmark.workspace import HostInfo, Workspace
@@ -44,6 +46,8 @@ _ROWS_AT_ONCE = 4096
 # z was 0.73 to 0.77 of what independent words would gain (real words, temperature 0.3 to 1)
 GAIN_KEPT = 0.75
 """The share of √α g(p) that is found (`dewmark.room`)."""
+FORM_KEPT = 0.9
+"""The share of √β g(p)."""
 
 
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.WeakValueDictionary()
@@ -125,18 +129,33 @@ def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([vectors(each).astype(np.float16) for each in rows]))
 
 
+class KeyTensors(NamedTuple):
+    """A key's W (d_T, d_C) and `FormKey.words` (3,), or those of each row, (batch, d_T, d_C) and (batch, 3)."""
+
+    W: torch.Tensor
+    form: torch.Tensor
+
+
+def key_tensors(own: UseKey, device: torch.device) -> KeyTensors:
+    """The numbers of a key on a device; without h, zeros, which no mixture uses."""
+    form = np.zeros(3, dtype=np.int64) if own.form is None else own.form.words
+    return KeyTensors(torch.from_numpy(own.W).to(device), torch.from_numpy(form).to(device))
+
+
 @dataclass(frozen=True)
 class Aligned:
     """The m candidates of one step for each of B texts.
 
-    ``rows`` (B, m) are their words in the lexicon, 0 where a candidate carries no mark, ``units`` (B, m, d_T)
-    the words' vectors, and ``u`` (B, m) the alignments. ``begins`` (B, m) says which of the two ``contexts``
+    ``rows`` (B, m) are their words in the lexicon, 0 where a candidate has no u, ``units`` (B, m, d_T) the
+    words' vectors, ``u`` (B, m) the alignments, and ``pairs`` (B, m) the numbers of words in their contexts, 0
+    where a candidate carries no mark. ``begins`` (B, m) says which of the two ``contexts``
     (B, 2, d_C) a candidate has: the first if it begins a word, the second if it extends one.
     """
 
     rows: torch.Tensor
     units: torch.Tensor
     u: torch.Tensor
+    pairs: torch.Tensor
     begins: torch.Tensor
     contexts: torch.Tensor
 
@@ -152,8 +171,6 @@ class WordStates:
 
         self.tables = tables
         self.k = k
-        # sums weighted with powers differ for different windows; equal ones would count as a repeated context
-        odd = np.array([pow(GOLDEN, i, 1 << 64) for i in range(1, k + 1)], dtype=np.uint64).view(np.int64)
         self.state = RaceState(
             open=torch.full((size,), CLOSED, dtype=torch.long, device=device),
             recent=zeros(k),
@@ -161,12 +178,14 @@ class WordStates:
             seen=zeros(_WINDOWS),
             finished=zeros(1),
             repeated=zeros(1, dtype=torch.bool),
-            odd=torch.from_numpy(odd).to(device),
+            odd=torch.from_numpy(powers(k).view(np.int64)).to(device),
             past_rows=zeros(STEPS * KEPT),
+            past_pairs=zeros(STEPS * KEPT),
+            past_roots=zeros(STEPS * KEPT, dtype=torch.float32),
             past_y=zeros(STEPS * KEPT, dtype=torch.float32),
             past_contexts=zeros(STEPS * KEPT, d_C, dtype=torch.float32),
             steps=zeros(1),
-            room=zeros(4, dtype=torch.float32),
+            room=zeros(8, dtype=torch.float32),
         )
 
     def __len__(self) -> int:
@@ -230,7 +249,7 @@ class WordStates:
         s.finished.add_(which)
 
     def _hashed(self, windows: torch.Tensor) -> torch.Tensor:
-        """One number per window (batch, k), (batch, 1)."""
+        """One number per window (batch, k), (batch, 1), as `dewmark.dew.form.window_numbers`."""
         return ((windows + 1) * self.state.odd).sum(dim=1, keepdim=True)
 
     def align(self, candidates: torch.Tensor, W: torch.Tensor) -> Aligned:
@@ -248,49 +267,64 @@ class WordStates:
         begun = torch.where(is_open, vectors[:, 1:].sum(dim=1) + tables.contexts[own[:, 0]].float(), extended)
         c = torch.nn.functional.normalize(torch.stack((begun, extended), dim=1), dim=-1, eps=1e-6)
         counts = s.counts.gather(1, rows) + (begins & is_open & (rows == own))
-        window = self._hashed(torch.cat((s.recent[:, 1:], own), dim=1))
-        again = (s.seen == window).any(dim=1, keepdim=True)
-        without = (counts >= tables.limits[rows]) | torch.where(begins & is_open, again, s.repeated)
-        without |= s.finished + (begins & is_open) < self.k
-        rows = rows.masked_fill(without, 0)
+        window, recent = self._hashed(torch.cat((s.recent[:, 1:], own), dim=1)), self._hashed(s.recent)
+        again, opens = (s.seen == window).any(dim=1, keepdim=True), begins & is_open
+        nothing = (c == 0.0).all(dim=2)  # no word of the context has a row
+        without = torch.where(opens, again, s.repeated) | (s.finished + opens < self.k) | (rows == 0)
+        without |= torch.where(begins, nothing[:, :1], nothing[:, 1:])
+        pairs = (rows + torch.where(opens, window, recent)).masked_fill(without, 0)
+        rows = rows.masked_fill(without | (counts >= tables.limits[rows]), 0)
         units = torch.nn.functional.embedding(rows, tables.units).float()
         both = torch.bmm(units, (c @ W.mT).transpose(1, 2))
-        u = torch.where(begins, both[..., 0], both[..., 1])
-        return Aligned(rows.masked_fill(u == 0.0, 0), units, u, begins, c)  # 0: an empty context
+        return Aligned(rows, units, torch.where(begins, both[..., 0], both[..., 1]), pairs, begins, c)
 
     @property
     def room(self) -> torch.Tensor:
-        """Σ √α g(p) over the texts' marked words, and their number, (batch, 2) (`dewmark.room`)."""
-        return self.state.room[:, :2] + self.state.room[:, 2:]
+        """Σ √α g(p) over the words with u and their number, Σ √β g(p) and the number with h, (batch, 4)."""
+        return self.state.room[:, :4] + self.state.room[:, 4:]
 
     def measure(
-        self, log_share: torch.Tensor, root: torch.Tensor, *, marked: torch.Tensor, begins: torch.Tensor
+        self, log_share: torch.Tensor, roots: torch.Tensor, *, marked: torch.Tensor, begins: torch.Tensor
     ) -> None:
-        """Count the room of the tokens (batch,) that come next.
+        """Count the room of the tokens (batch,) that come next (`dewmark.room`).
 
-        They have these log-probabilities and √α; ``begins`` says which do not extend the open word.
+        They have these log-probabilities, and √α and √β (batch, 2), 0 where a token has no u or no h;
+        ``begins`` says which do not extend the open word.
         """
-        settled, open_word = self.state.room[:, :2], self.state.room[:, 2:]
+        settled, open_word = self.state.room[:, :4], self.state.room[:, 4:]
         # a longer word that carries the mark replaces what the shorter one left
         settled.add_(open_word * (begins | ~marked).unsqueeze(1))
-        left = torch.stack((GAIN_KEPT * root * gain(log_share), torch.ones_like(root)), dim=1)
-        open_word.copy_(left * marked.unsqueeze(1))
+        kept = roots * gain(log_share).unsqueeze(1)
+        some = (roots > 0.0).float()
+        open_word.copy_(
+            torch.stack((GAIN_KEPT * kept[:, 0], some[:, 0], FORM_KEPT * kept[:, 1], some[:, 1]), dim=1)
+        )
 
-    def remember(self, aligned: Aligned, y: torch.Tensor, used: torch.Tensor, roots: torch.Tensor) -> None:
+    def remember(
+        self,
+        aligned: Aligned,
+        y: torch.Tensor,
+        used: torch.Tensor,
+        roots: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
         """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), as places among the m.
 
-        A negative place is none. ``roots`` (m,) are √α of the candidates, by which their contexts are scaled.
-        Noise older than the last steps is forgotten.
+        A negative place is none. ``roots`` (B, m) each are √α of the candidates, by which their contexts are
+        scaled, and √β. Noise older than the last steps is forgotten.
         """
         s, places = self.state, used.clamp_min(0)
-        rows = aligned.rows.gather(1, places).masked_fill(used < 0, 0)
+        pairs = aligned.pairs.gather(1, places).masked_fill(used < 0, 0)
+        marked = pairs != 0
+        rows = aligned.rows.gather(1, places) * marked
         index = torch.where(aligned.begins.gather(1, places), 0, 1)
         contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
-        contexts = contexts * ((rows > 0) * roots[places]).unsqueeze(2)
+        contexts = contexts * (marked * roots[0].gather(1, places)).unsqueeze(2)
         at = s.steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
-        any_marked = (rows > 0).any(dim=1, keepdim=True)
-        noise = y.gather(1, places).float().masked_fill(rows == 0, 0.0)
-        for past, new in ((s.past_rows, rows), (s.past_y, noise)):
+        any_marked = marked.any(dim=1, keepdim=True)
+        noise = y.gather(1, places).float().masked_fill(~marked, 0.0)
+        root = roots[1].gather(1, places).masked_fill(~marked, 0.0)
+        kept = ((s.past_rows, rows), (s.past_pairs, pairs), (s.past_roots, root), (s.past_y, noise))
+        for past, new in kept:
             past.scatter_(1, at, torch.where(any_marked, new, past.gather(1, at)))
         deep = at.unsqueeze(2).expand_as(contexts)
         old = s.past_contexts.gather(1, deep)
