@@ -12,11 +12,13 @@ only the share α of the noise comes from the key. Over keys, the text is found 
     z ≈ Σ √α g(p) / √N    on average.
 
 The default scheme has a second such sum, Σ √β g(p) over the words with h, and its verdict rests on the larger
-of the first z and (z + z_F)/√2 (`dewmark.dew.reference`). A text has no room for its mark if this is below what its level asks for, Φ⁻¹(1 − level), so that it would be
-missed more often than found, or if N is too small for any verdict (`dewmark.verdict`). Such texts are
-reported as ``unmarked: no_room``. p is the probability after temperature and filters. For schemes that add a
-bias to the logits (the host's own, or after temperature and filters) nothing is measured: the bias raises
-unlikely tokens, and marks what would be drawn without a choice, too.
+of the first z and (z + z_F)/√2 (`dewmark.dew.reference`).
+
+A text has no room for its mark if the z to expect is below what its level asks for, Φ⁻¹(1 − level), so that
+it would be missed more often than found, or if N is too small for any verdict (`dewmark.verdict`). Such texts
+are reported as ``unmarked: no_room``. p is the probability after temperature and filters. For schemes that
+add a bias to the logits (the host's own, or after temperature and filters) nothing is measured: the bias
+raises unlikely tokens, and marks what would be drawn without a choice, too.
 
 Boundary: probabilities in, a number and a reason out. Which steps could carry the mark, the sessions say.
 """

@@ -5,9 +5,9 @@ The word with row i, after words with the rows j₁ … j_k, has the number
     q = i + Σ_n (j_n + 1) G^n mod 2⁶⁴,    G = 0x9E3779B97F4A7C15,
 
 and a key gives the number a standard normal h: two secret words of 64 bits, each followed by a round of
-SplitMix64, make 64 random bits of q. 48 of them are h = Φ⁻¹((bits + ½)/2⁴⁸). The other 16 are its *class*: a key
-has 2¹⁶ messages (`dewmark.dew.ring`), and under message m the sign of h changes with the number of bits that m
-and the class have in common. So the sums of all messages are one Walsh transform of the classes' sums.
+SplitMix64, make 64 random bits of q. 48 of them are h = Φ⁻¹((bits + ½)/2⁴⁸). The other 16 are its *class*:
+a key has 2¹⁶ messages (`dewmark.dew.ring`), and under message m the sign of h changes with the number of bits
+that m and the class have in common. So the sums of all messages are one Walsh transform of the classes' sums.
 
 Different numbers have independent h, and a text counts each of its numbers once, so over keys
 

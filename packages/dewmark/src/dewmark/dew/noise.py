@@ -1,13 +1,15 @@
 """Keyed noise given all that a text has already revealed of the key.
 
 At each step the candidates' keyed noise is y = √α u + √β h + √(1−α−β) r, with fresh standard normals r
-(`dewmark.dew.reference`). Over keys and r, the y of all steps of a text are jointly normal with variance 1 and,
-for two different ones,
+(`dewmark.dew.reference`). Over keys and r, the y of all steps of a text are jointly normal with variance 1
+and, for two different ones,
 
     Cov(y_i, y_j) = √(α_i α_j) (t_i · t_j)(c_i · c_j) + √(β_i β_j) [q_i = q_j],
 
-where q is the number of a word in its context (`dewmark.dew.form`): two spellings of one word have the same h.
-Neighbouring steps make the first part large: their contexts share words, and a word may be a candidate again. The text so far depends on the y of earlier steps, so they are known, and the next noise is what they leave open:
+where q is the number of a word in its context (`dewmark.dew.form`): two spellings of one word have the same
+h. Neighbouring steps make the first part large: their contexts share words, and a word may be a candidate
+again. The text so far depends on the y of earlier steps, so they are known, and the next noise is what they
+leave open:
 
     x = (A_nn − BᵀB)^(−1/2) (y_n − Bᵀ A_pp^(−1/2) y_p),    B = A_pp^(−1/2) A_pn,
 
@@ -95,7 +97,7 @@ def _inverse_root(fresh: float) -> InverseRoot:
 
 
 def mixture_of(*, alpha: float, beta: float, strength: float) -> Mixture:
-    """How keyed and fresh noise are mixed, and what the root of a covariance takes; without β there is no h."""
+    """How keyed and fresh noise are mixed, and what the root of a covariance takes; without β no h counts."""
     tail = min(alpha, TAIL)
     tail_beta, used_beta = (TAIL_BETA, USED_BETA) if beta else (0.0, 0.0)
     fresh = max(1.0 - max(alpha + beta, tail + tail_beta, used_beta), _LEAST)
@@ -138,7 +140,9 @@ def form_noise(pairs: torch.Tensor, form: torch.Tensor) -> torch.Tensor:
     odd = bits & message & ((1 << CLASS_BITS) - 1)
     for half in (8, 4, 2, 1):
         odd = odd ^ (odd >> half)
-    return torch.special.ndtri(uniform) * (1 - 2 * (odd & 1))
+    sign: torch.Tensor = 1 - 2 * (odd & 1)
+    h: torch.Tensor = sign * torch.special.ndtri(uniform)
+    return h
 
 
 def keyed_noise(
@@ -150,7 +154,8 @@ def keyed_noise(
     """y (B, m) of the candidates, float64, with √α and √β (B, m); fresh noise where they carry no mark."""
     alpha, beta = (root.double() for root in shares)
     fresh = (1.0 - alpha.square() - beta.square()).clamp_min_(0.0).sqrt_() * torch.special.ndtri(uniforms)
-    return alpha * aligned.u + beta * form_noise(aligned.pairs, form) + fresh
+    y: torch.Tensor = alpha * aligned.u + beta * form_noise(aligned.pairs, form) + fresh
+    return y
 
 
 def innovations(
@@ -168,9 +173,8 @@ def innovations(
     begins = aligned.begins.unsqueeze(2)
     alike = (aligned.contexts[:, 0] * aligned.contexts[:, 1]).sum(dim=1)[:, None, None]
     same = torch.where(begins[:, :n] == begins[:, :n].mT, 1.0, alike)
-    A = mixture.alpha * _gram(T[:, :n], T[:, :n]) * same + _same_form(
-        q[:, :n], beta[:, :n], q[:, :n], beta[:, :n]
-    )
+    A = mixture.alpha * _gram(T[:, :n], T[:, :n]) * same
+    A += _same_form(q[:, :n], beta[:, :n], q[:, :n], beta[:, :n])
     A.diagonal(dim1=1, dim2=2).fill_(1.0)
     x, spread = y.float(), torch.ones_like(y, dtype=torch.float32)
     if T.device.type != "cpu" or bool(state.past_pairs.any()):  # elsewhere looking would be waiting

@@ -151,18 +151,18 @@ class LexiconReader:
         before = np.where(within[:, None] + np.arange(-self.k, 0) >= 0, rows[_before(places, self.k)], 0)
         parts, ends = window_numbers(before), np.cumsum(lengths).tolist()
         numbers = rows[places].astype(np.uint64) + parts
-        texts, carrying = [], []
+        read, carrying = [], []
         for pairs, start, end in zip(
             pairs_of(units, windows, lengths.tolist()), [0, *ends], ends, strict=False
         ):
-            text = slice(start, end)
-            form = form_pairs(numbers[text], parts[text], possible=possible[text], new=new[text])
-            texts.append(dataclasses.replace(pairs, form=form))
-            carrying.append(round(float(known[places[text]].mean()), 4) if end > start else 0.0)
+            own = slice(start, end)
+            form = form_pairs(numbers[own], parts[own], possible=possible[own], new=new[own])
+            read.append(dataclasses.replace(pairs, form=form))
+            carrying.append(round(float(known[places[own]].mean()), 4) if end > start else 0.0)
         return Reading(
             token_rows=self.lexicon.tokens(distinct),
             context_rows=self.lexicon.contexts_of(around),
-            texts=tuple(texts),
+            texts=tuple(read),
             carrying=tuple(carrying),
         )
 

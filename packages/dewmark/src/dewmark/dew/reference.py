@@ -50,14 +50,14 @@ over the N words whose h counts, and the two are independent:
 
 The verdict rests on the larger of z and (z + z_F)/√2, so that a translated text is tested by its meaning
 alone and an untouched one by both. The p-value of that choice is exact, too (`dewmark.stats.two_sums`). What
-stands here is the test with ``--reader none``. By default detectors have a reader and subtract, instead of the text's
-mean word t̄, the word that it expected in each place (`dewmark.dew.reading`).
+stands here is the test with ``--reader none``. By default detectors have a reader and subtract, instead of
+the text's mean word t̄, the word that it expected in each place (`dewmark.dew.reading`).
 
-A word carries the mark, and counts, where its row is new in the text; a frequent one up to four times
-(`Lexicon.limits`). The first k words carry none. Their contexts would reach into the prompt, which a
-detector seldom has; and under one key all answers to a prompt would begin with the same noise. Marking
-also leaves out a context that has occurred before. That hardly happens before a new word, so testing does
-not look for it.
+A word has u, which counts in M, where its row is new in the text; a frequent one up to four times
+(`Lexicon.limits`). It has h wherever it has a row. The first k words carry no mark. Their contexts would
+reach into the prompt, which a detector seldom has; and under one key all answers to a prompt would begin with
+the same noise. Nor is there a mark in a context that has occurred before: there h does not count. Testing u
+does not look for that, because it hardly happens before a new word.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from dewmark.text.words import words
 
 CONTEXT = 3  # k: the words of a context
 CANDIDATES = 256  # m: the likeliest tokens, which alone can carry the mark
-ALPHA, TAIL = 0.65, 0.3  # α, the share of the noise's variance that is u's: likely candidates, and others
+ALPHA, TAIL = 0.65, 0.3  # α, the share of the noise's variance that is u's: likely candidates, others
 BETA, TAIL_BETA, USED_BETA = 0.3, 0.6, 0.9  # β, that of h: the same, and words whose row is used up
 LAMBDA = 0.35  # λ: the most that a logit gains
 GAMMA = 0.5  # γ: how fast tanh(γu) saturates
@@ -140,7 +140,8 @@ class Revealed(NamedTuple):
 
     def at(self, places: list[int] | slice) -> Revealed:
         """Some of it."""
-        return Revealed(*(each[places] for each in self))
+        t, scaled, q, root, y = self
+        return Revealed(t[places], scaled[places], q[places], root[places], y[places])
 
 
 def key_matrix(key: Key, lexicon: Lexicon) -> F64:

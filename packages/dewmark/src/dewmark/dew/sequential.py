@@ -9,9 +9,11 @@ moves the mean of e_i to δ L_ii. So
 
     E_δ = exp(δ A − δ² V/2),   A = Σ_i L_ii e_i,   V = Σ_i L_ii²
 
-is a likelihood ratio: a martingale of mean 1 on unmarked text. So is its average over a few δ and over all
-uses of the key (`dewmark.dew.ring`), an *e-process*: by Ville's inequality the probability over keys that it
-ever reaches 1/α is at most α, and 1/max E is a p-value at any time.
+is a likelihood ratio: a martingale of mean 1 on unmarked text. The h of a word in its context
+(`dewmark.dew.form`) is one more independent standard normal e, with L = `_FORM`. The average of E_δ over a
+few δ, over the meaning alone (which survives translation) and both, and over all uses of the key
+(`dewmark.dew.ring`), is an *e-process*: by Ville's inequality the probability over keys that it ever
+reaches 1/α is at most α, and 1/max E is a p-value at any time.
 
 **Two conditions.** What unrelated texts have in common stays in the process. So whenever it reaches the
 level, the text so far must stand the key test (`dewmark.dew.matrix`), too, and the larger p-value counts,
@@ -39,6 +41,7 @@ STRENGTHS = np.array([0.1, 0.2, 0.35, 0.55, 0.8, 1.2])
 _MOST_WORDS = 3000
 _MOST_NUMBERS = 1 << 25
 _LEAST = 1e-4  # of a word's variance must be new
+_FORM = 0.8  # L of an h, beside about 0.7 of an s
 _PRIOR = 8.0  # words: the weight of a mean of 0 in the mean of the words so far
 
 
@@ -70,8 +73,8 @@ class SequentialDetector:
         self.scored = 0  # words that are evidence
         self._sum: F64 | None = None  # of the scored words
         self.rows: _Rows | None = None
-        self._A = np.zeros(uses.count)
-        self._V = 0.0
+        self._A, self._V = np.zeros(uses.count), 0.0
+        self._A_form, self._V_form = np.zeros(uses.count), 0.0
         self.largest_log_e = 0.0  # the largest log E so far
         self._limit = limit
         self.p_value = 1.0
@@ -85,8 +88,12 @@ class SequentialDetector:
 
     @property
     def _logs(self) -> F64:
-        """The logarithm of E under each strength and use, (strengths, uses)."""
-        return np.asarray(STRENGTHS[:, None] * self._A - 0.5 * np.square(STRENGTHS[:, None]) * self._V)
+        """The logarithm of E under each strength and use, (strengths, uses), of the meaning and of both."""
+        delta = STRENGTHS[:, None]
+        meaning = delta * self._A - 0.5 * np.square(delta) * self._V
+        return np.concatenate(
+            (meaning, meaning + delta * self._A_form - 0.5 * np.square(delta) * self._V_form)
+        )
 
     @property
     def is_marked(self) -> bool:
@@ -133,10 +140,15 @@ class SequentialDetector:
             return self.p_value
         reading = self._reader.read([text], [self._prompt])
         (pairs,), contexts = reading.texts, reading.context_rows
+        numbers = dict(zip(pairs.form.places.tolist(), pairs.form.numbers.tolist(), strict=True))
         for place in range(self.words, known):
             pair = int(pairs.positions[place])
             if pair >= 0:
                 self.score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
+            if place in numbers:
+                self._A_form += _FORM * self._uses.noise(numbers[place])
+                self._V_form += _FORM**2
+            if pair >= 0 or place in numbers:
                 self.largest_log_e = max(self.largest_log_e, self.log_e)
         self.words = known
         p = max(min(math.exp(-self.largest_log_e), 1.0), LEAST_P)

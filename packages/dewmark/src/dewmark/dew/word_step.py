@@ -12,9 +12,9 @@ the first k words of a text.
 
     u = t_w · v,    v = W c,    c = normalise(Σ_j c_j over the last k words)
 
-The key enters through v, and through the h of numbers (`dewmark.dew.form`) that rows and contexts make, so rows
-under different keys share all tables. The states also hold the keyed
-noise that the last steps used, given which the next noise is drawn (`dewmark.dew.noise`).
+The key enters through v and through h, whose numbers rows and contexts make (`dewmark.dew.form`), so rows
+under different keys share all tables. The states also hold the keyed noise that the last steps used, given
+which the next noise is drawn (`dewmark.dew.noise`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _half_precision(vectors: Callable[[I64], F32], size: int) -> torch.Tensor:
 
 
 class KeyTensors(NamedTuple):
-    """A key's W (d_T, d_C) and `FormKey.words` (3,), or those of each row, (batch, d_T, d_C) and (batch, 3)."""
+    """A key's W (d_T, d_C) and `FormKey.words` (3,), or each row's, (batch, d_T, d_C) and (batch, 3)."""
 
     W: torch.Tensor
     form: torch.Tensor
@@ -147,8 +147,8 @@ class Aligned:
     """The m candidates of one step for each of B texts.
 
     ``rows`` (B, m) are their words in the lexicon, 0 where a candidate has no u, ``units`` (B, m, d_T) the
-    words' vectors, ``u`` (B, m) the alignments, and ``pairs`` (B, m) the numbers of words in their contexts, 0
-    where a candidate carries no mark. ``begins`` (B, m) says which of the two ``contexts``
+    words' vectors, ``u`` (B, m) the alignments, and ``pairs`` (B, m) the numbers of words in their contexts,
+    0 where a candidate carries no mark. ``begins`` (B, m) says which of the two ``contexts``
     (B, 2, d_C) a candidate has: the first if it begins a word, the second if it extends one.
     """
 
