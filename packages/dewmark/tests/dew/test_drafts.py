@@ -14,8 +14,9 @@ from scipy.special import ndtri, ndtri_exp
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.dew.drafts import DraftScores, Drawn, race_moments
+from dewmark.dew.noise import form_noise
 from dewmark.dew.scheme import DEW
-from dewmark.dew.word_step import WordStates
+from dewmark.dew.word_step import KeyTensors, WordStates
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draft_seed
 from dewmark.workspace import Workspace
@@ -44,10 +45,12 @@ def test_moments_are_those_of_the_winner_s_noise() -> None:
 
 
 def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np.ndarray, np.ndarray]:
-    """The texts that are kept over keys, and Σu of all drafts (KEYS, DRAFTS) and of those kept (KEYS,)."""
-    rows = KEYS * DRAFTS
-    W = torch.randn(KEYS, *bound.W.shape, generator=torch.Generator().manual_seed(5))
-    W = W.repeat_interleave(DRAFTS, dim=0)
+    """The texts that are kept over keys, and Σ(u + h) of all drafts (KEYS, DRAFTS) and of the kept (KEYS,)."""
+    rows, generator = KEYS * DRAFTS, torch.Generator().manual_seed(5)
+    W = torch.randn(KEYS, *bound.own.W.shape, generator=generator)
+    form = torch.randint(-(1 << 63), (1 << 63) - 1, (KEYS, 3), generator=generator)
+    form[:, 2] = 0  # the message
+    keys = KeyTensors(W.repeat_interleave(DRAFTS, dim=0), form.repeat_interleave(DRAFTS, dim=0))
     ids = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(rows, -1)
     texts, noise = WordStates(bound.word_tables(CPU), rows, k=3), RandomStreams(range(rows), device=CPU)
     texts.push(ids)
@@ -56,12 +59,13 @@ def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np
     for step in range(LENGTH):
         full = torch.full((rows, bound.host.vocab_size), -torch.inf)
         full[:, among] = logits[last]
-        drawn = bound.race.drawn(full, texts, W, [Decoding()] * rows, noise.states(step))
+        drawn = bound.race.drawn(full, texts, keys, [Decoding()] * rows, noise.states(step))
         chosen, last = drawn.tokens, torch.searchsorted(among, drawn.tokens)
         log_p = full.log_softmax(dim=1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(drawn.log_p, log_p, rtol=1e-4, atol=1e-4)
         scores.add(drawn, torch.ones(rows, dtype=torch.bool))
-        u += texts.align(chosen.unsqueeze(1), W).u[:, 0]
+        aligned = texts.align(chosen.unsqueeze(1), keys.W)
+        u += aligned.u[:, 0] + form_noise(aligned.pairs, keys.form)[:, 0] * (aligned.pairs != 0)[:, 0]
         texts.push(chosen.unsqueeze(1))
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
     best = scores.best(DRAFTS)

@@ -76,7 +76,7 @@ def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_
         for form, p in told[i % 3].items():
             mu = mu + p * vectors([form])[0]
         assert np.allclose(evidence.T[evidence.positions[i]], row - mu, atol=1e-5)
-    u = np.einsum("id,de,ie->i", evidence.T, plain.W, evidence.C)
+    u = np.einsum("id,de,ie->i", evidence.T, plain.own.W, evidence.C)
     assert np.allclose(evidence.scores, u, atol=1e-3)
 
 
@@ -176,7 +176,7 @@ def test_p_values_are_uniform_over_keys(host, bag_encoder, tmp_path) -> None:
 
 def test_the_host_as_reader_sees_more_of_the_mark_in_low_entropy(host, bag_encoder, tmp_path) -> None:
     """At temperature 0.5 the fake host has few candidates: z grows, and unmarked texts stay at 0."""
-    scheme = DEW().with_settings({"alpha": 1.0}).bind(KEY, host.info, Workspace(cache=tmp_path))
+    scheme = DEW().with_settings({"alpha": 0.7}).bind(KEY, host.info, Workspace(cache=tmp_path))
     settings = Decoding(max_new_tokens=100, min_new_tokens=100, temperature=0.5)
     prompts = ["the old bridge over the river"] * 12
     marked, plain = (

@@ -14,6 +14,7 @@ from tests.many_keys import score_under
 
 from dewmark.core.keys import Key
 from dewmark.detect import score_text, score_texts
+from dewmark.dew.form import FormKey
 from dewmark.dew.matrix import TextMatrix, z_scores
 from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW, BoundDEW
@@ -103,7 +104,7 @@ def test_texts_of_thirty_thousand_words(bound, kind) -> None:
 
 def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
     some = texts[:60]
-    expected = [matrix.test(bound.W) for matrix in matrices[:60]]
+    expected = [matrix.test(bound.own) for matrix in matrices[:60]]
     many = score_under(bound.scheme, [KEY, Key(bytes(32))], some, no_host(), bound.workspace)
     ring = DEW().bind(Key(bytes(range(32)), members=4), no_host(), bound.workspace)
     doors = {
@@ -123,9 +124,9 @@ def test_every_door_gives_the_same_z(bound, texts, matrices) -> None:
 def test_the_innovations_of_a_stream_have_deviation_1(bound, texts) -> None:
     """A stream under 1,500 keys at once: each word's innovation has a standard error of 0.018."""
     rng = np.random.default_rng(3)
-    d_T, d_C = bound.W.shape
+    d_T, d_C = bound.own.W.shape
     W = rng.standard_normal((1500, d_T, d_C), dtype=np.float32)
-    uses = KeyMatrices([EpochMatrices(None, len(W), 0, W)])
+    uses = KeyMatrices([EpochMatrices(None, len(W), 0, W, tuple(FormKey(i, i * i) for i in range(len(W))))])
     for text in [text[:150] for text in texts[:3]]:
         stream = SequentialDetector(bound.reader, uses, limit=bound.scheme.flatten)
         stream.update(text)

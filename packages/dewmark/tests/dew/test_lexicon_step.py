@@ -38,13 +38,13 @@ def test_marking_and_detection_see_the_same_alignments(host, bag_encoder, tmp_pa
     (pairs,) = reading.texts
     session = bound.session(torch.zeros(1, 0, dtype=torch.long))
     aligned = session.read(torch.tensor([ids[:-1]])).align(
-        torch.tensor([[ids[-1]]]), torch.from_numpy(bound.W)
+        torch.tensor([[ids[-1]]]), torch.from_numpy(bound.own.W)
     )
     last = pairs.positions[-1]
     assert last >= 0
     assert aligned.rows[0, 0] > 0  # with bytes the last token only ends the word
     unit, context = reading.token_rows[pairs.tokens[last]], reading.context_rows[pairs.windows[last]]
-    assert float(aligned.u[0, 0]) == pytest.approx(float(unit @ bound.W @ context), abs=2e-3)
+    assert float(aligned.u[0, 0]) == pytest.approx(float(unit @ bound.own.W @ context), abs=2e-3)
 
 
 def test_a_word_inside_a_token_is_scored_as_that_word(tmp_path) -> None:
@@ -70,7 +70,7 @@ def test_a_word_that_was_written_carries_no_mark_again(bag_encoder, tmp_path) ->
     (token,) = encode([once])[0].ids
     start = torch.tensor([encode([PROMPT])[0].ids])
     session = bound.session(start[:, :0])
-    W = torch.from_numpy(bound.W)
+    W = torch.from_numpy(bound.own.W)
     fresh = session.read(start).align(torch.tensor([[token]]), W).u
     written = torch.cat((start, torch.tensor([[token, *encode(["water"])[0].ids]])), dim=1)
     again = session.read(written).align(torch.tensor([[token]]), W).u

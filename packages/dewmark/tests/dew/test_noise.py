@@ -13,11 +13,11 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.dew.noise import InverseRoot, innovations, keyed_noise, roots
+from dewmark.dew.noise import InverseRoot, innovations, keyed_noise, mixture_of, roots
 from dewmark.dew.race import WordRace
-from dewmark.dew.reference import INDEPENDENT, TAIL
+from dewmark.dew.reference import INDEPENDENT, TAIL, TAIL_BETA, USED_BETA
 from dewmark.dew.scheme import DEW
-from dewmark.dew.word_step import WordStates
+from dewmark.dew.word_step import Aligned, KeyTensors, WordStates
 from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams
 from dewmark.workspace import Workspace
@@ -35,6 +35,13 @@ def bind(kind: str, tmp_path, m: int = 8):
     return scheme.bind(Key(bytes(32)), FakeHost(400, kind=kind).info, Workspace(cache=tmp_path))
 
 
+def random_keys(bound, count: int, generator: torch.Generator) -> KeyTensors:
+    """The numbers of so many keys."""
+    form = torch.randint(-(1 << 63), (1 << 63) - 1, (count, 3), generator=generator)
+    form[:, 2] = 0  # the message
+    return KeyTensors(torch.randn(count, *bound.own.W.shape, generator=generator), form)
+
+
 def ids_of(bound, pieces) -> list[int]:
     names = bound.host.tokenizer.decode([[i] for i in range(bound.host.vocab_size)])
     return [names.index(piece) for piece in pieces]
@@ -47,8 +54,7 @@ def transitions(size: int) -> torch.Tensor:
 
 def texts_written(bound, tokens: list[int], decoding: Decoding, race: WordRace, *, seed: int) -> Counter:
     """How often each text of ``LENGTH`` tokens is written, over keys and seeds."""
-    d = bound.W.shape
-    W = torch.randn(KEYS, *d, generator=torch.Generator().manual_seed(seed))
+    keys = random_keys(bound, KEYS, torch.Generator().manual_seed(seed))
     start = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(KEYS, -1)
     texts = WordStates(bound.word_tables(CPU), KEYS, k=3)
     texts.push(start)
@@ -58,7 +64,7 @@ def texts_written(bound, tokens: list[int], decoding: Decoding, race: WordRace, 
     for step in range(LENGTH):
         scores = torch.full((KEYS, bound.host.vocab_size), -torch.inf)
         scores[:, among] = logits[last]
-        chosen, sound = race(scores, texts, W, [decoding] * KEYS, noise.states(step))
+        chosen, sound = race(scores, texts, keys, [decoding] * KEYS, noise.states(step))
         assert sound.all()
         last = torch.searchsorted(among, chosen)
         texts.push(chosen.unsqueeze(1))
@@ -118,7 +124,7 @@ def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tm
     """x of 20 candidates, given the step before: normal over 4,000 keys and uncorrelated with its noise."""
     bound, keys = bind("words", tmp_path, m=20), 4000
     generator = torch.Generator().manual_seed(0)
-    W = torch.randn(keys, *bound.W.shape, generator=generator)
+    own, mixture = random_keys(bound, keys, generator), bound.race.mixture
     ids = torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(keys, -1)
     tables = bound.word_tables(CPU)
     texts = WordStates(tables, keys, k=3)
@@ -126,13 +132,13 @@ def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tm
     candidates = torch.arange(4, 24).expand(keys, -1)
     drawn = []
     for _ in range(2):
-        aligned = texts.align(candidates, W)
+        aligned = texts.align(candidates, own.W)
         uniforms = torch.rand(keys, 20, generator=generator, dtype=torch.float64)
-        y = keyed_noise(aligned, uniforms, alpha=0.95)
-        x = innovations(aligned, y, texts.state, tables.units, alpha=0.95)
+        shares = roots(aligned, mixture)
+        y = keyed_noise(aligned, uniforms, own.form, shares)
+        x = innovations(aligned, y, texts.state, tables.units, shares, mixture=mixture)
         drawn.append((y[:, :8], x))
-        scale = roots(20, alpha=0.95, device=CPU)
-        texts.remember(aligned, y, torch.arange(8).expand(keys, -1), scale)
+        texts.remember(aligned, y, torch.arange(8).expand(keys, -1), shares)
         texts.push(torch.full((keys, 1), 30))
     (before, _), (_, after) = drawn
     assert stats.kstest(after.numpy().ravel(), "norm").pvalue > 1e-3
@@ -149,18 +155,19 @@ def test_noise_beyond_the_likeliest_candidates_is_normal_and_new(bag_encoder, tm
     """Only the likeliest are made independent of one another; all are so of the step before."""
     bound, keys, m = bind("words", tmp_path, m=INDEPENDENT + 8), 4000, INDEPENDENT + 8
     generator = torch.Generator().manual_seed(1)
-    W = torch.randn(keys, *bound.W.shape, generator=generator)
+    own, mixture = random_keys(bound, keys, generator), bound.race.mixture
     texts = WordStates(bound.word_tables(CPU), keys, k=3)
     texts.push(torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(keys, -1))
     candidates = torch.arange(4, 4 + m).flip(0).expand(keys, -1)
     drawn = []
     for _ in range(2):
-        aligned = texts.align(candidates, W)
+        aligned = texts.align(candidates, own.W)
         uniforms = torch.rand(keys, m, generator=generator, dtype=torch.float64)
-        y = keyed_noise(aligned, uniforms, alpha=0.95)
-        x = innovations(aligned, y, texts.state, texts.tables.units, alpha=0.95)
+        shares = roots(aligned, mixture)
+        y = keyed_noise(aligned, uniforms, own.form, shares)
+        x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=mixture)
         drawn.append((y, x))
-        texts.remember(aligned, y, torch.arange(m - 8, m).expand(keys, -1), roots(m, alpha=0.95, device=CPU))
+        texts.remember(aligned, y, torch.arange(m - 8, m).expand(keys, -1), shares)
         texts.push(torch.full((keys, 1), 30))
     before, after = drawn[0][0][:, -8:], drawn[1][1][:, INDEPENDENT:]
     assert aligned.rows[:, INDEPENDENT:].any()
@@ -193,7 +200,7 @@ def test_newton_schulz_finds_the_root_of_eigenvalues(kind, alpha, n) -> None:
     values, vectors = torch.linalg.eigh(A)
     root = (vectors * values.rsqrt().unsqueeze(1)) @ vectors.mT
     expected = (root @ y.unsqueeze(2)).squeeze(2)
-    found = InverseRoot.of(alpha, n)(A.float(), y.float().unsqueeze(2)).squeeze(2).double()
+    found = InverseRoot.of(1.0 - alpha, n)(A.float(), y.float().unsqueeze(2)).squeeze(2).double()
     condition = (1.0 + (n - 1) * alpha) / (1.0 - alpha)
     allowed = 30.0 * torch.finfo(torch.float32).eps * math.sqrt(condition)
     assert float((found - expected).norm(dim=1).div(expected.norm(dim=1)).max()) < allowed
@@ -202,11 +209,44 @@ def test_newton_schulz_finds_the_root_of_eigenvalues(kind, alpha, n) -> None:
 def test_roots_of_a_singular_matrix_stay_bounded() -> None:
     """With α = 1 a direction without variance, in which y has only rounding, is stretched 122-fold."""
     y = torch.randn(20, 32, generator=torch.Generator().manual_seed(1))
-    found = InverseRoot.of(1.0, 32)(grams("equal", 32).float(), y.unsqueeze(2)).squeeze(2)
+    found = InverseRoot.of(mixture_of(alpha=1.0, beta=0.0, strength=0.0).fresh, 32)(
+        grams("equal", 32).float(), y.unsqueeze(2)
+    ).squeeze(2)
     assert float(found.norm(dim=1).div(y.norm(dim=1)).max()) < 130.0
 
 
-@pytest.mark.parametrize(("alpha", "tail"), [(0.1, 0.1), (0.95, TAIL)])
-def test_no_candidate_has_more_keyed_noise_than_asked_for(alpha: float, tail: float) -> None:
-    found = roots(INDEPENDENT + 2, alpha=alpha, device=CPU).square().tolist()
-    assert found == pytest.approx([alpha] * INDEPENDENT + [tail] * 2)
+@pytest.mark.parametrize(
+    ("alpha", "beta", "shares"),
+    [
+        (0.1, 0.0, [(0.1, 0.0), (0.1, 0.0), (0.0, 0.0), (0.0, 0.0)]),
+        (0.65, 0.3, [(0.65, 0.3), (TAIL, TAIL_BETA), (0.0, USED_BETA), (0.0, 0.0)]),
+    ],
+)
+def test_no_candidate_has_more_keyed_noise_than_asked_for(alpha, beta, shares) -> None:
+    """Likely ones and others with u and h, one with h alone, and one that carries no mark."""
+    n = INDEPENDENT + 4
+    rows, pairs = torch.ones(1, n, dtype=torch.long), torch.ones(1, n, dtype=torch.long)
+    rows[:, -2:] = pairs[:, -1:] = 0
+    aligned = Aligned(rows, torch.zeros(1, n, 2), torch.zeros(1, n), pairs, rows > 0, torch.zeros(1, 2, 2))
+    found = torch.cat(roots(aligned, mixture_of(alpha=alpha, beta=beta, strength=0.0))).square().T
+    likely, tail, used, none = shares
+    expected = [likely] * INDEPENDENT + [tail] * 2 + [used, none]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_two_spellings_of_a_word_share_h(bag_encoder, tmp_path) -> None:
+    """The same candidate twice: over keys their y have the correlation α + β, and their x none."""
+    bound, keys = bind("words", tmp_path), 4000
+    generator = torch.Generator().manual_seed(2)
+    own, mixture = random_keys(bound, keys, generator), bound.race.mixture
+    texts = WordStates(bound.word_tables(CPU), keys, k=3)
+    texts.push(torch.tensor(bound.host.tokenizer.encode([START])[0].ids).expand(keys, -1))
+    aligned = texts.align(torch.tensor([[24, 24]]).expand(keys, -1), own.W)
+    assert (aligned.rows > 0).all()
+    shares = roots(aligned, mixture)
+    y = keyed_noise(aligned, torch.rand(keys, 2, generator=generator, dtype=torch.float64), own.form, shares)
+    x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=mixture)
+    assert np.corrcoef(y.T)[0, 1] == pytest.approx(
+        mixture.alpha + mixture.beta, abs=4.5 * 0.1 / np.sqrt(keys)
+    )
+    assert abs(np.corrcoef(x.T)[0, 1]) < 4.5 / np.sqrt(keys)

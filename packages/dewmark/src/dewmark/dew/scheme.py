@@ -81,6 +81,11 @@ class DEW(Scheme):
     strength: Annotated[float, "at least 0"] = STRENGTHS["free"]
     """λ, the most that a logit gains beside the keyed noise: ``exact``, ``free``, ``strong`` or a number."""
 
+    def validate(self) -> None:
+        """Raise `ConfigError` if the key has more than all of the randomness."""
+        if self.alpha + self.beta > 1.0:
+            raise ConfigError(f"alpha + beta must be at most 1, got {self.alpha} + {self.beta}")
+
     @property
     def languages(self) -> frozenset[str] | None:
         """The languages of the lexicon's words."""
