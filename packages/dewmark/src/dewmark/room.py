@@ -37,7 +37,17 @@ from dewmark.verdict import least_length
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_ROOM", "Room", "Written", "gain", "gains_on", "log_probability", "race_moments", "rooms_of"]
+__all__ = [
+    "NO_ROOM",
+    "Room",
+    "Written",
+    "gain",
+    "gain_of",
+    "gains_on",
+    "log_probability",
+    "race_moments",
+    "rooms_of",
+]
 
 NO_ROOM = "no_room"
 """Why a text carries no mark that could be found: its decoding left too little to choose."""
@@ -101,6 +111,12 @@ def race_moments(points: int = POINTS) -> tuple[F64, F64]:
     x = ndtri_exp(-np.exp(np.linspace(LEAST, 0.0, points))[:, None] * nodes)
     mean = x @ weights
     return mean, np.maximum((x * x) @ weights - mean * mean, 0.0)
+
+
+def gain_of(p: F64) -> F64:
+    """g of probabilities, same shape."""
+    grid, gains = np.linspace(LEAST, 0.0, _FINE), race_moments(_FINE)[0]
+    return np.interp(np.log(np.maximum(p, math.exp(LEAST))), grid, gains - gains[-1])
 
 
 @functools.lru_cache(maxsize=16)

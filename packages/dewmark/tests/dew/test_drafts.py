@@ -45,7 +45,7 @@ def test_moments_are_those_of_the_winner_s_noise() -> None:
 
 
 def drafted(bound, tokens: list[int], logits: torch.Tensor) -> tuple[Counter, np.ndarray, np.ndarray]:
-    """The texts that are kept over keys, and Σ(u + h) of all drafts (KEYS, DRAFTS) and of the kept (KEYS,)."""
+    """The texts that are kept over keys, and Σ(u + h) of drafts (KEYS, DRAFTS) and of the kept (KEYS,)."""
     rows, generator = KEYS * DRAFTS, torch.Generator().manual_seed(5)
     W = torch.randn(KEYS, *bound.own.W.shape, generator=generator)
     form = torch.randint(-(1 << 63), (1 << 63) - 1, (KEYS, 3), generator=generator)

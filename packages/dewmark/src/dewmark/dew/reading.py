@@ -9,9 +9,11 @@ product, so scoring the same texts under many keys repeats no work.
 a small preference between candidates subtracts it: M = Σ_i w_i (t_i − μ_i) c_iᵀ. A place with one possible
 word has t_i ≈ μ_i and weighs nothing, so no threshold on the entropy is needed. μ_i is the mean of the
 candidates' vectors; the probability that they leave to other words goes to the text's mean unit t̄, so a
-model that knows nothing of a text, or of its language, leaves the test as it is without a model. μ_i is a
-function of the text, so z is still N(0, 1) over keys. The packaged reader gives μ_i itself, up to the
-text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the mean of t_i − μ_i over the text.
+model that knows nothing of a text, or of its language, leaves the test as it is without a model. The h of a
+word (`dewmark.dew.form`) weighs by g(p), where p is the word's probability: what it is expected to be if the
+text is marked. μ_i and p are functions of the text, so z and z_F are still N(0, 1) over keys. The packaged
+reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the mean of
+t_i − μ_i over the text.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ from dewmark.dew.form import NO_FORM, FormPairs, form_pairs, window_numbers
 from dewmark.dew.packaged_reader import PackagedReader, load_packaged_reader
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.errors import ConfigError, VocabularyError
+from dewmark.room import gain_of
 from dewmark.scheme import State
 from dewmark.text.windows import ABSENT
 from dewmark.text.words import places_and_forms
@@ -215,8 +218,6 @@ def _preceding(known: Mask, k: int) -> I64:
 
 # What was expected in the place of each unit
 
-Vectors = Callable[[Sequence[str]], F32]
-
 PROMPT = 64
 """The last words of a prompt, which the packaged reader reads before a text."""
 READ = 4096
@@ -237,7 +238,7 @@ def read(reader: LexiconReader, expectations: Expectations | None, texts: Texts,
         if expectations.name == NO_READER.name:
             return reading
         expected = expectations.read([text.text for text in texts], [prompt.text for prompt in prompts])
-        return add_expectations(reading, texts, expected, reader.vectors)
+        return add_expectations(reading, texts, expected, reader.lexicon)
     return reading if packaged is None else add_means(reading, reader, packaged, texts, prompts)
 
 
@@ -268,18 +269,19 @@ def add_means(
 
 
 def add_expectations(
-    reading: Reading, texts: Texts, expected: Sequence[ExpectedWords], vectors: Vectors
+    reading: Reading, texts: Texts, expected: Sequence[ExpectedWords], lexicon: Lexicon
 ) -> Reading:
     """The reading of ``texts``, and behind its units' rows one row for each pair that has a place.
 
-    ``vectors`` gives ê_T of word forms. A pair that occurs several times gets the mean of its places, which
-    leaves the text's matrix M what it is when every occurrence has its own.
+    A pair that occurs several times gets the mean of its places, which leaves the text's matrix M what it is
+    when every occurrence has its own. Words whose h counts weigh by what the reader left to choose.
     """
     known: dict[str, int] = {}
     for words in expected:
         for form in words.forms:
             known.setdefault(form, len(known))
-    rows = vectors(list(known))
+    lexicon_rows = lexicon.rows(list(known))
+    rows = lexicon.tokens(lexicon_rows)
     marks = np.any(rows != 0.0, axis=1).astype(np.float32)  # a word without a vector carries no mark
     nothing = np.zeros((1, reading.token_rows.shape[1]), dtype=np.float32)
     blocks, made = [reading.token_rows, nothing], []
@@ -292,18 +294,47 @@ def add_expectations(
         index[chosen] = size + np.arange(len(chosen))
         unforeseen = np.ones(len(pairs.tokens), dtype=np.float32)
         unforeseen[chosen] = np.maximum(1.0 - likely @ marks[forms], 0.0)
-        made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen))
+        form = _weighed(pairs.form, text, words, lexicon_rows[forms], lexicon)
+        made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen, form=form))
         size += len(chosen)
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
+
+
+def _weighed(
+    form: FormPairs, text: Tokenized, words: ExpectedWords, rows: I64, lexicon: Lexicon
+) -> FormPairs:
+    """The words whose h counts, with weights times g(p) (`dewmark.room`): the h to expect if they are marked.
+
+    p is what the reader gave to the word's row; ``rows`` are those of the forms that it expected. Words in
+    whose place it expected nothing weigh as the mean of the others.
+    """
+    place, known = _places_of(text, words)
+    place, known = place[form.places], known[form.places]
+    if not known.any():
+        return form
+    own = np.full(len(words.starts), -1, dtype=np.int64)
+    own[place[known]] = lexicon.rows([text.forms[i] for i in form.places[known].tolist()])
+    at = np.repeat(np.arange(len(own)), np.diff(words.bounds))
+    same = rows[words.index] == own[at]
+    p = np.bincount(at[same], weights=words.probabilities[same], minlength=len(own))[place[known]]
+    gains = np.zeros(len(place))
+    gains[known] = gain_of(p)
+    gains[~known] = gains[known].mean()
+    return dataclasses.replace(form, weights=form.weights * gains)
+
+
+def _places_of(text: Tokenized, words: ExpectedWords) -> tuple[I64, Mask]:
+    """Which of a reader's places each word of a text has, (L,), and whether it has one."""
+    starts = np.array([start for start, _ in text.offsets], dtype=np.int64)
+    place = np.searchsorted(words.starts, starts)
+    return place, np.append(words.starts, -1)[place] == starts
 
 
 def _probabilities(pairs: Pairs, text: Tokenized, words: ExpectedWords) -> tuple[csr_matrix, I64]:
     """Probabilities (E, forms) in the places of E pairs that have one, and which pairs they are, (E,)."""
     from scipy.sparse import csr_matrix  # slow to import, and detection without a reader does without
 
-    starts = np.array([start for start, _ in text.offsets], dtype=np.int64)
-    place = np.searchsorted(words.starts, starts)
-    known = np.append(words.starts, -1)[place] == starts
+    place, known = _places_of(text, words)
     scored = np.flatnonzero(known & (pairs.positions >= 0))
     chosen, own = np.unique(pairs.positions[scored], return_inverse=True)
     shape = (len(words.starts), len(words.forms))
