@@ -277,6 +277,12 @@ class CandidateRace:
             self._scores[row] = filter_logits(self._scores[row : row + 1], decodings[row])[0]
             self.values[row] = self._scores[row, self.candidates[row]]
 
+    def narrow(self) -> None:
+        """Drop the candidates that filters have removed in every row; waits for the device."""
+        if bool(self._closed.all()):
+            left = max(int(torch.isfinite(self.values).sum(dim=1).max()), 1)
+            self.values, self.candidates = self.values[:, :left], self.candidates[:, :left]
+
     @property
     def log_totals(self) -> Tensor:
         """Log-sum-exp of each row's logits after temperature and filters, (batch, 1)."""

@@ -291,12 +291,13 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         race = CandidateRace(scores, [decoding], marking.scheme.m)
         order, logits = race.candidates[0].numpy(), race.values[0].double().numpy()
         words = reference.Candidates(*(each[order] for each in candidate_vectors(host, written)))
+        words = words.among(logits)
         r = fresh_normals(seed, skipped + step)[order]
         y = reference.keyed_noise(words, W, form, r)
         expected = reference.perturbed_logits(logits, words, W, y, past)
 
         texts, mixture, own = session.read(ids), marking.race.mixture, key_tensors(marking.own, CPU)
-        aligned = texts.align(race.candidates, own.W)
+        aligned = texts.align(race.candidates, own.W, able=torch.isfinite(race.values))
         shares = roots(aligned, mixture)
         random = RandomStreams([seed], device=CPU).states(skipped + step)
         mine = keyed_noise(aligned, race.uniforms(random), own.form, shares)

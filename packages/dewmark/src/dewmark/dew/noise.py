@@ -208,12 +208,10 @@ def _gram(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left, right.mT.contiguous())  # much faster than without, on an ARM core
 
 
-def used_candidates(values: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Places (B, KEPT) of the likeliest candidates and of the best one (B, 1); −1 where one cannot be drawn.
-
-    ``values`` (B, m) are their logits, the likeliest first.
-    """
-    count = min(KEPT, values.shape[1])
-    places = torch.arange(count, device=values.device).expand(len(values), count).clone()
-    places[:, -1:] = torch.where(best < count, count - 1, best)
-    return places.masked_fill(~torch.isfinite(values.gather(1, places)), -1)
+def used_candidates(count: int, best: torch.Tensor) -> torch.Tensor:
+    """Places (B, KEPT) of the likeliest of ``count`` candidates and of the best one (B, 1); −1 for none."""
+    places = torch.arange(KEPT, device=best.device).expand(len(best), KEPT).clone()
+    last = min(KEPT, count) - 1
+    places[:, last:] = -1
+    places[:, last : last + 1] = best.clamp_min(last)
+    return places

@@ -91,8 +91,10 @@ class WordRace:
         """Draw without kernels, and say by what noise."""
         # 1. Logits are warped, and the m likeliest tokens are candidates
         race = CandidateRace(scores, decodings, self.m)
+        if scores.device.type == "cpu":
+            race.narrow()
         # 2. Keyed noise says how each fits the words before it, less what the text has revealed
-        aligned = texts.align(race.candidates, key.W)
+        aligned = texts.align(race.candidates, key.W, able=torch.isfinite(race.values))
         shares = roots(aligned, self.mixture)
         y = keyed_noise(aligned, race.uniforms(random), key.form, shares)
         x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=self.mixture)
@@ -102,7 +104,7 @@ class WordRace:
             gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
-        texts.remember(aligned, y, used_candidates(race.values, best), shares)
+        texts.remember(aligned, y, used_candidates(y.shape[1], best), shares)
         tokens, sound = race.winners(numbers)
         # 4. What the winners say of the step
         held = race.candidates == tokens.unsqueeze(1)

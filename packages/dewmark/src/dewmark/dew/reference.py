@@ -114,6 +114,11 @@ class Candidates(NamedTuple):
     c: F64
     q: U64
 
+    def among(self, logits: F64) -> Candidates:
+        """The same, without a mark on those that filters have removed: their ``logits`` (n,) are −∞."""
+        able = np.isfinite(logits)
+        return Candidates(self.t * able[:, None], self.c, np.where(able, self.q, np.uint64(0)))
+
     @property
     def roots(self) -> tuple[F64, F64]:
         """√α and √β of the words, the likeliest first, (n,) each."""
@@ -245,14 +250,13 @@ def perturbed_logits(logits: F64, words: Candidates, W: F64, y: F64, past: Seque
     return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, words, past))))
 
 
-def remembered(logits: F64, words: Candidates, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
+def remembered(words: Candidates, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
     """What the last steps revealed, after one in which the candidate ``best`` came first: the latest last.
 
-    The likeliest candidates and the best one are remembered, where they can be drawn; a step without a mark
-    reveals nothing.
+    The likeliest candidates and the best one are remembered; a step without a mark reveals nothing.
     """
     used = [*range(KEPT - 1), max(best, KEPT - 1)]
-    used = [i for i in used if words.q[i] and np.isfinite(logits[i])]
+    used = [i for i in used if words.q[i]]
     return [*past, Revealed.of(words, y).at(used)][-STEPS:] if used else list(past)
 
 
@@ -265,9 +269,10 @@ def step(
     of `candidates`: only the 256 likeliest tokens can carry the mark. ``r`` (n,) are fresh standard normals.
     ``past`` is empty at first.
     """
+    words = words.among(logits)
     y = keyed_noise(words, W, form, r)
     best = int(np.argmax(perturbed_logits(logits, words, W, y, past)))
-    return best, remembered(logits, words, y, best, past)
+    return best, remembered(words, y, best, past)
 
 
 # Testing

@@ -252,8 +252,13 @@ class WordStates:
         """One number per window (batch, k), (batch, 1), as `dewmark.dew.form.window_numbers`."""
         return ((windows + 1) * self.state.odd).sum(dim=1, keepdim=True)
 
-    def align(self, candidates: torch.Tensor, W: torch.Tensor) -> Aligned:
-        """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C)."""
+    def align(
+        self, candidates: torch.Tensor, W: torch.Tensor, *, able: torch.Tensor | None = None
+    ) -> Aligned:
+        """u of candidates (batch, m) under a key's W (d_T, d_C), or each row's own (batch, d_T, d_C).
+
+        Those that are not ``able`` (batch, m) to come next, if that is known, carry no mark.
+        """
         tables, s = self.tables, self.state
         state = s.open.unsqueeze(1)
         is_open, own = tables.opens[state], tables.rows[state]
@@ -272,6 +277,8 @@ class WordStates:
         nothing = (c == 0.0).all(dim=2)  # no word of the context has a row
         without = torch.where(opens, again, s.repeated) | (s.finished + opens < self.k) | (rows == 0)
         without |= torch.where(begins, nothing[:, :1], nothing[:, 1:])
+        if able is not None:
+            without |= ~able
         pairs = (rows + torch.where(opens, window, recent)).masked_fill(without, 0)
         rows = rows.masked_fill(without | (counts >= tables.limits[rows]), 0)
         units = torch.nn.functional.embedding(rows, tables.units).float()
@@ -307,22 +314,22 @@ class WordStates:
         used: torch.Tensor,
         roots: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Keep the noise y (B, m) of the candidates ``used`` (B, at most KEPT), as places among the m.
+        """Keep the noise y (B, m) of the candidates ``used`` (B, KEPT), as places among the m; −1 is none.
 
-        A negative place is none. ``roots`` (B, m) each are √α of the candidates, by which their contexts are
-        scaled, and √β. Noise older than the last steps is forgotten.
+        ``roots`` (B, m) each are √α of the candidates, by which their contexts are scaled, and √β. Noise
+        older than the last steps is forgotten.
         """
-        s, places = self.state, used.clamp_min(0)
-        pairs = aligned.pairs.gather(1, places).masked_fill(used < 0, 0)
+        s, none, used = self.state, used < 0, used.clamp_min(0)
+        pairs = aligned.pairs.gather(1, used).masked_fill(none, 0)
         marked = pairs != 0
-        rows = aligned.rows.gather(1, places) * marked
-        index = torch.where(aligned.begins.gather(1, places), 0, 1)
+        rows = aligned.rows.gather(1, used) * marked
+        index = torch.where(aligned.begins.gather(1, used), 0, 1)
         contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
-        contexts = contexts * (marked * roots[0].gather(1, places)).unsqueeze(2)
+        contexts = contexts * (marked * roots[0].gather(1, used)).unsqueeze(2)
         at = s.steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
         any_marked = marked.any(dim=1, keepdim=True)
-        noise = y.gather(1, places).float().masked_fill(~marked, 0.0)
-        root = roots[1].gather(1, places).masked_fill(~marked, 0.0)
+        noise = y.gather(1, used).float().masked_fill(~marked, 0.0)
+        root = roots[1].gather(1, used) * marked
         kept = ((s.past_rows, rows), (s.past_pairs, pairs), (s.past_roots, root), (s.past_y, noise))
         for past, new in kept:
             past.scatter_(1, at, torch.where(any_marked, new, past.gather(1, at)))
