@@ -115,7 +115,7 @@ def test_texts_follow_the_hosts_distribution_over_keys(kind, pieces, decoding, b
 def test_the_test_would_notice_steps_that_ignore_one_another(bag_encoder, tmp_path, monkeypatch) -> None:
     bound = bind("words", tmp_path)
     tokens = sorted(ids_of(bound, WORDS))
-    monkeypatch.setattr("dewmark.dew.word_step.WordStates.remember", lambda *_: None)
+    monkeypatch.setattr("dewmark.dew.word_step.WordStates.remember", lambda *_, **__: None)
     found = texts_written(bound, tokens, Decoding(), bound.race, seed=0)
     assert misfit(found, tokens, Decoding()) < 1e-5
 
@@ -138,7 +138,9 @@ def test_noise_is_independent_over_keys_and_of_what_was_revealed(bag_encoder, tm
         y = keyed_noise(aligned, uniforms, own.form, shares)
         x = innovations(aligned, y, texts.state, tables.units, shares, mixture=mixture)
         drawn.append((y[:, :8], x))
-        texts.remember(aligned, y, torch.arange(8).expand(keys, -1), shares)
+        texts.remember(
+            aligned, y, torch.arange(8).expand(keys, -1), shares, free=torch.ones(keys, dtype=torch.bool)
+        )
         texts.push(torch.full((keys, 1), 30))
     (before, _), (_, after) = drawn
     assert stats.kstest(after.numpy().ravel(), "norm").pvalue > 1e-3
@@ -167,7 +169,13 @@ def test_noise_beyond_the_likeliest_candidates_is_normal_and_new(bag_encoder, tm
         y = keyed_noise(aligned, uniforms, own.form, shares)
         x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=mixture)
         drawn.append((y, x))
-        texts.remember(aligned, y, torch.arange(m - 8, m).expand(keys, -1), shares)
+        texts.remember(
+            aligned,
+            y,
+            torch.arange(m - 8, m).expand(keys, -1),
+            shares,
+            free=torch.ones(keys, dtype=torch.bool),
+        )
         texts.push(torch.full((keys, 1), 30))
     before, after = drawn[0][0][:, -8:], drawn[1][1][:, INDEPENDENT:]
     assert aligned.rows[:, INDEPENDENT:].any()

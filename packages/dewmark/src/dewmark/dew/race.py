@@ -93,18 +93,22 @@ class WordRace:
         race = CandidateRace(scores, decodings, self.m)
         if scores.device.type == "cpu":
             race.narrow()
+        able = torch.isfinite(race.values)
+        free = able.sum(dim=1) > 1  # a step without a choice says nothing of the key
         # 2. Keyed noise says how each fits the words before it, less what the text has revealed
-        aligned = texts.align(race.candidates, key.W, able=torch.isfinite(race.values))
+        aligned = texts.align(race.candidates, key.W, able=able)
         shares = roots(aligned, self.mixture)
         y = keyed_noise(aligned, race.uniforms(random), key.form, shares)
-        x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=self.mixture)
+        x = y
+        if able.shape[1] > 1:
+            x = innovations(aligned, y, texts.state, texts.tables.units, shares, mixture=self.mixture)
         # 3. The candidates race with that noise, and all other tokens with unkeyed numbers
         numbers = (-torch.special.log_ndtr(x)).clamp_min_(1e-300)
         if self.mixture.strength:
             gain = self.mixture.strength * torch.tanh(self.mixture.gamma * aligned.u)
             race.values = race.values + gain.to(race.values.dtype)
         best = (race.values - numbers.log()).argmax(dim=1, keepdim=True)
-        texts.remember(aligned, y, used_candidates(y.shape[1], best), shares)
+        texts.remember(aligned, y, used_candidates(y.shape[1], best), shares, free=free)
         tokens, sound = race.winners(numbers)
         # 4. What the winners say of the step
         held = race.candidates == tokens.unsqueeze(1)
@@ -115,7 +119,7 @@ class WordRace:
         own = torch.stack([(held * root).sum(dim=1) for root in shares], dim=1)
         texts.measure(log_share, own, marked=marked, begins=begins)
         noise = torch.where(held, x, 0.0).sum(dim=1)
-        return Drawn(tokens, sound, noise, held_value - race.log_totals.squeeze(1), marked, begins)
+        return Drawn(tokens, sound, noise, held_value - race.log_totals.squeeze(1), marked & free, begins)
 
     def _checked(
         self,

@@ -250,13 +250,14 @@ def perturbed_logits(logits: F64, words: Candidates, W: F64, y: F64, past: Seque
     return np.asarray(logits + LAMBDA * np.tanh(GAMMA * u) - np.log(-log_ndtr(innovations(y, words, past))))
 
 
-def remembered(words: Candidates, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
+def remembered(logits: F64, words: Candidates, y: F64, best: int, past: Sequence[Revealed]) -> list[Revealed]:
     """What the last steps revealed, after one in which the candidate ``best`` came first: the latest last.
 
-    The likeliest candidates and the best one are remembered; a step without a mark reveals nothing.
+    The likeliest candidates and the best one are remembered; a step without a mark, or without a choice,
+    reveals nothing.
     """
     used = [*range(KEPT - 1), max(best, KEPT - 1)]
-    used = [i for i in used if words.q[i]]
+    used = [i for i in used if words.q[i]] if np.isfinite(logits).sum() > 1 else []
     return [*past, Revealed.of(words, y).at(used)][-STEPS:] if used else list(past)
 
 
@@ -272,7 +273,7 @@ def step(
     words = words.among(logits)
     y = keyed_noise(words, W, form, r)
     best = int(np.argmax(perturbed_logits(logits, words, W, y, past)))
-    return best, remembered(words, y, best, past)
+    return best, remembered(logits, words, y, best, past)
 
 
 # Testing

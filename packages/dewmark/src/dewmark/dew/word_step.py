@@ -313,11 +313,13 @@ class WordStates:
         y: torch.Tensor,
         used: torch.Tensor,
         roots: tuple[torch.Tensor, torch.Tensor],
+        *,
+        free: torch.Tensor,
     ) -> None:
         """Keep the noise y (B, m) of the candidates ``used`` (B, KEPT), as places among the m; −1 is none.
 
-        ``roots`` (B, m) each are √α of the candidates, by which their contexts are scaled, and √β. Noise
-        older than the last steps is forgotten.
+        ``roots`` (B, m) each are √α of the candidates, by which their contexts are scaled, and √β. Only
+        rows that are ``free`` (B,) to choose remember the step, and forget what is older than the last ones.
         """
         s, none, used = self.state, used < 0, used.clamp_min(0)
         pairs = aligned.pairs.gather(1, used).masked_fill(none, 0)
@@ -327,7 +329,7 @@ class WordStates:
         contexts = aligned.contexts.gather(1, index.unsqueeze(2).expand(-1, -1, aligned.contexts.shape[2]))
         contexts = contexts * (marked * roots[0].gather(1, used)).unsqueeze(2)
         at = s.steps % STEPS * KEPT + torch.arange(used.shape[1], device=rows.device)
-        any_marked = marked.any(dim=1, keepdim=True)
+        any_marked = marked.any(dim=1, keepdim=True) & free.unsqueeze(1)
         noise = y.gather(1, used).float().masked_fill(~marked, 0.0)
         root = roots[1].gather(1, used) * marked
         kept = ((s.past_rows, rows), (s.past_pairs, pairs), (s.past_roots, root), (s.past_y, noise))
