@@ -11,7 +11,7 @@ h. Neighbouring steps make the first part large: their contexts share words, and
 again. The text so far depends on the y of earlier steps, so they are known, and the next noise is what they
 leave open:
 
-    x = (A_nn − BᵀB)^(−1/2) (y_n − Bᵀ A_pp^(−1/2) y_p),    B = A_pp^(−1/2) A_pn,
+    x = (A_nn − BᵀB)^(−1/2) (y_n − Bᵀ L⁻¹ y_p),    B = L⁻¹ A_pn,    A_pp = L Lᵀ,
 
 where p are the noise of earlier steps and n the candidates of this one. x is independent of y_p and standard
 normal, so the text follows the host's distribution over keys and r as a whole, not only step by step.
@@ -21,7 +21,7 @@ Of each of the last `STEPS` steps with a mark, p holds the likeliest candidates 
 step each x has mean 0 and variance 1 given y_p, but they are not made independent of one another: unlikely
 words of one meaning would win together or not at all. So little of their noise is u, α = `TAIL`, and more h.
 
-**The root.** A^(−1/2) Y is found by products of matrices alone, which no device has to be waited for.
+**The root.** The first one is symmetric, which leaves x as close to y as it can be. A^(−1/2) Y is found by products of matrices alone, which no device has to be waited for.
 A = K + φI, where K is a Gram matrix of n vectors of at most the length √(1−φ), and φ the least share of fresh
 noise, so its eigenvalues lie between φ and 1 + (n−1)(1−φ).
 Divided by the upper bound, they are squares σ² of numbers in [l, 1]. Each round of Newton-Schulz iteration,
@@ -182,11 +182,13 @@ def innovations(
         q_p, beta_p = state.past_pairs, state.past_roots
         A_pp = _gram(T_p, T_p) * _gram(state.past_contexts, state.past_contexts)
         A_pp += _same_form(q_p, beta_p, q_p, beta_p)
-        A_pp.diagonal(dim1=1, dim2=2).fill_(1.0)
+        A_pp.diagonal(dim1=1, dim2=2).fill_(1.0 + _LEAST * (mixture.fresh <= _LEAST))
         near = _gram(aligned.contexts, state.past_contexts)
         A_np = _gram(T, T_p) * torch.where(begins, near[:, :1], near[:, 1:]) * alpha.unsqueeze(2)
         A_np += _same_form(q, beta, q_p, beta_p)
-        B = root(A_pp, torch.cat((A_np.mT, state.past_y.unsqueeze(2)), dim=2))
+        L = torch.linalg.cholesky_ex(A_pp).L  # any root of A_pp leaves the same x
+        known = torch.cat((A_np.mT, state.past_y.unsqueeze(2)), dim=2)
+        B = torch.linalg.solve_triangular(L, known, upper=False)
         B, b = B[..., :-1], B[..., -1:]
         x = x - torch.bmm(B.mT, b).squeeze(2)
         spread = (1.0 - B.square().sum(dim=1)).clamp_min(mixture.fresh).sqrt()
