@@ -86,14 +86,14 @@ class Session(ABC):
     _room: Tensor | None = None
 
     def room(self) -> Tensor | None:
-        """Σ g(p) of the texts so far and the steps that could carry the mark, (batch, 2); None if unknown.
+        """Σ √α g(p) over the steps that could carry the mark, and their number, (batch, 2); None if unknown.
 
         `dewmark.room` says what it is. A row of which nothing is known is NaN.
         """
         return self._room
 
     def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
-        """Add g of each drawn token, by its log-probability (batch,); only rows where ``carries`` is true."""
+        """Add g(p) of each drawn token (α = 1) by its log p (batch,); only rows where ``carries`` is true."""
         new = torch.stack((gain(log_p), torch.ones_like(log_p, dtype=torch.float32)), dim=1)
         if carries is not None:
             new = new * carries.to(new.device).unsqueeze(1)
@@ -148,8 +148,7 @@ class Writer:
     ) -> None:
         self._session, self._final, self._exemptions = session, final, exemptions
         self._rows, self._start = prompt_ids.shape
-        purpose = 0 if exemptions is None else _SPARED
-        self._noise = RandomStreams(seeds, device=prompt_ids.device, purpose=purpose)
+        self._noise = RandomStreams(seeds, device=prompt_ids.device, purpose=_SPARED if exemptions else 0)
         self._counted = torch.zeros((self._rows, 2), device=self._noise.device)  # under a policy
 
     def draw(self, ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
@@ -348,4 +347,4 @@ class WriterRows(Rows[_WriterRow]):
 
     def room(self, row: _WriterRow) -> Room | None:
         counted = [torch.zeros(1, 2), *row.counted.values()]
-        return rooms_of(torch.cat([each.to(self._device) for each in counted]).sum(dim=0, keepdim=True), 1)[0]
+        return rooms_of(torch.cat([step.to(self._device) for step in counted]).sum(dim=0, keepdim=True), 1)[0]

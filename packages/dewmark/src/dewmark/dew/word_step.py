@@ -260,7 +260,7 @@ class WordStates:
 
     @property
     def room(self) -> torch.Tensor:
-        """Σ √α g(p) over the texts' marked words, and their number, (batch, 2) (`dewmark.room`)."""
+        """Σ √α g(p) over the steps that could carry the mark, and their number, (batch, 2)."""
         return self.state.room[:, :2] + self.state.room[:, 2:]
 
     def measure(
