@@ -31,7 +31,9 @@ from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, StorageError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.cleaning import clean
+from dewmark.text.words import Places
 from dewmark.types import Detection, Verdict
+from dewmark.workspace import Texts, Tokenized
 
 __all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name"]
 
@@ -56,24 +58,36 @@ _LOADING = threading.Lock()
 
 def guess_language(text: str) -> str:
     """The ISO 639 code of the text's language, or "und" if the text is short, mixed or not language."""
-    return _likeliest(_shares([text])[0])
+    return _likeliest(_shares([clean(_sample(text)).text])[0])
 
 
-def _shares(texts: Sequence[str]) -> list[F64 | None]:
-    """Of each text the probabilities (labels,) of the model's labels; None if the text does not say.
+def _sample(text: str) -> str:
+    """The whole text, or evenly spread pieces of a long one."""
+    if len(text) <= _PIECES * _PIECE:
+        return text
+    step = (len(text) - _PIECE) // (_PIECES - 1)
+    return " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
+
+
+def _cleaned_sample(text: Tokenized) -> str:
+    """A text's sample without markup and disguises; a text that was cut into words is clean already."""
+    sample = _sample(text.text)
+    if isinstance(text.offsets, Places):
+        cleaned = text.offsets.cleaned.text
+        if sample is text.text:
+            return cleaned
+        if cleaned == text.text:
+            return sample
+    return clean(sample).text  # of a long text: its pieces lie where they are in the text as it was given
+
+
+def _shares(samples: Sequence[str]) -> list[F64 | None]:
+    """Of each sample the probabilities (labels,) of the model's labels; None if the sample does not say.
 
     That of no language is 0.
     """
-    # 1. a sample of each: the whole text, or evenly spread pieces of a long one
-    samples = []
-    for text in texts:
-        if len(text) > _PIECES * _PIECE:
-            step = (len(text) - _PIECE) // (_PIECES - 1)
-            text = " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
-        samples.append(clean(text).text)
-    # 2. the model's probabilities of those with enough letters
     telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
-    shares: list[F64 | None] = [None] * len(texts)
+    shares: list[F64 | None] = [None] * len(samples)
     model = _model()
     for first in range(0, len(telling), _AT_ONCE):
         some = telling[first : first + _AT_ONCE]
@@ -151,21 +165,17 @@ class LanguagePolicy:
     audited: frozenset[str] = frozenset()
     every: bool = False
 
-    def read(self, texts: Sequence[str]) -> list[TextLanguage]:
+    def read(self, texts: Texts) -> list[TextLanguage]:
         """The language of each text; no text is read if the scheme does not depend on it."""
         if self.known is None:
             return [TextLanguage()] * len(texts)
         found = []
-        for shares in _shares(texts):
+        for shares in _shares([_cleaned_sample(text) for text in texts]):
             best = _likeliest(shares)
             refused = not self.every and _knows(shares, self.known | self.audited) is False
             code = None if best == UNDETERMINED else best
             found.append(TextLanguage(code, _knows(shares, self.known), refused))
         return found
-
-    def judge(self, texts: Sequence[str], detections: Sequence[Detection]) -> list[Detection]:
-        """The detections of these texts with their languages, and without verdicts in refused ones."""
-        return [each.applied(found) for each, found in zip(self.read(texts), detections, strict=True)]
 
 
 def _likeliest(shares: F64 | None) -> str:
