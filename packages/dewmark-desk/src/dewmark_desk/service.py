@@ -49,6 +49,7 @@ class Service:
         self, settings: Settings, tenants: Mapping[str, Tenant], *, generator: TextGenerator | None = None
     ) -> None:
         self.settings, self.tenants, self.generator = settings, dict(tenants), generator
+        self.may_be_open = settings.may_be_open
         self.store = Store(settings.store, identity=settings.store_id)
         self.tokens = Tokens(self.store)
         self.jobs = Jobs(self.store, lease=settings.lease_seconds)
@@ -137,7 +138,7 @@ class Service:
 
     def caller(self, token: str) -> Caller | None:
         """The caller with a token: `OPEN` if no token is needed, None if the token is invalid."""
-        if self.settings.may_be_open and not self.tokens.exist():
+        if self.may_be_open and not self.tokens.exist():
             return OPEN
         return self.tokens.caller(token) if token else None
 

@@ -99,7 +99,7 @@ class Tenant:
     power: MeasuredPower | None = None
     """How often marked texts are found, if that was measured."""
 
-    @property
+    @functools.cached_property
     def owner(self) -> str:
         """The tenant that the key belongs to."""
         return self.id.partition("@")[0]

@@ -33,6 +33,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
 from dewmark.types import EMPIRICAL, Coverage, Detection, Looks, Passage, Verdict
 from dewmark.verdict import DEFAULT_FPR, MIN_SEARCHED, WHOLE_SHARE, Decision, decide, level_of_key
+from dewmark.workspace import Tokenized
 
 if TYPE_CHECKING:
     from dewmark.stats.calibration import Calibration
@@ -43,6 +44,7 @@ _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 128, 1 << 16  # limits of a batch, which b
 _MAX_SEARCH_P = 0.05
 """A search reports p-values up to this one whatever the level is; larger ones become 1. So a text has one
 p-value at all levels."""
+_NO_PROMPT = Tokenized("", (), ())
 
 
 class KeySet(Protocol):
@@ -145,11 +147,11 @@ def detect_texts(
             for i in range(part.start, part.stop)
         ]
         # 2. Clean, read once, and test as a whole under each key
-        tested = iter(_tested([each for group in groups for each in group], sets, test=test, fpr=fpr))
+        tested = iter(_tested([version for group in groups for version in group], sets, test=test, fpr=fpr))
         for group in groups:
             own = [next(tested) for _ in group]
             if calibration is not None:
-                ranked = [[calibration.apply(each) for each in version.detections] for version in own]
+                ranked = [[calibration.apply(found) for found in version.detections] for version in own]
                 own = [_Tested(version.readings, new) for version, new in zip(own, ranked, strict=True)]
             # 3. Decide and explain
             examined.append(
@@ -203,17 +205,17 @@ class _One:
         return self.scheme
 
     def whole(self, readings: Sequence[Reading], *, test: str, fpr: float) -> list[list[Detection]]:
-        return [[each] for each in self.scheme.whole(readings, test=test, fpr=fpr)]
+        return [[found] for found in self.scheme.whole(readings, test=test, fpr=fpr)]
 
 
 def _sets(keys: object) -> list[KeySet]:
     given: list[Any] = list(keys) if isinstance(keys, Iterable) else [keys]
     if not given:
         raise ConfigError("no key to look for: give at least one")
-    wrong = [type(each).__name__ for each in given if not hasattr(each, "whole")]
+    wrong = [type(key).__name__ for key in given if not hasattr(key, "whole")]
     if wrong:
         raise ConfigError(f"give a scheme with its key, or several (load_scheme(key)), got {wrong[0]}")
-    return [_One(each) if isinstance(each, BoundScheme) else each for each in given]
+    return [_One(key) if isinstance(key, BoundScheme) else key for key in given]
 
 
 def _parts(texts: Sequence[str]) -> Iterator[slice]:
@@ -241,7 +243,7 @@ def _tested(
 ) -> list[_Tested]:
     """Read texts, each with its prompt, once for all sets that read alike; test the wholes under each key."""
     written = [i for i, (text, _) in enumerate(texts) if text.strip()]
-    some, before = [texts[i][0] for i in written], [texts[i][1] for i in written]
+    bodies, prompts = [texts[i][0] for i in written], [texts[i][1] for i in written]
     read: dict[Hashable, list[Reading]] = {}
     languages: dict[Hashable, Any] = {}
     rows = [_Tested([], []) for _ in texts]
@@ -250,21 +252,22 @@ def _tested(
         name = check_test(test, bound.tests)
         alike = bound.reads_as
         if alike not in read:
-            read[alike] = bound.read(bound.tokenize(some), bound.tokenize(before)) if some else []
+            before = bound.tokenize(prompts) if any(prompts) else [_NO_PROMPT] * len(prompts)
+            read[alike] = bound.read(bound.tokenize(bodies), before) if bodies else []
         readings = read[alike]
         if bound.languages not in languages:
-            languages[bound.languages] = bound.languages.read(some)
-        found = keys.whole(readings, test=name, fpr=fpr) if some else []
+            languages[bound.languages] = bound.languages.read([reading.text for reading in readings])
+        found = keys.whole(readings, test=name, fpr=fpr) if bodies else []
         scored = zip(readings, languages[bound.languages], found, strict=True)
         results = dict(zip(written, scored, strict=True))
         for i, row in enumerate(rows):
             if i in results:
                 reading, language, detections = results[i]
                 row.readings.append(reading)
-                row.detections.extend(language.applied(each) for each in detections)
+                row.detections.extend(language.applied(result) for result in detections)
             else:
                 row.readings.append(None)
-                row.detections.extend(_blank(bound, each, test=name, fpr=fpr) for each in keys.fingerprints)
+                row.detections.extend(_blank(bound, key, test=name, fpr=fpr) for key in keys.fingerprints)
     return rows
 
 
@@ -305,13 +308,13 @@ def _examined(
 
     # 1. A long text is searched under every key that has evidence for its parts
     evidence: dict[int, KeyEvidence] = {}
-    for k, each in enumerate(own.detections):
-        unread = each.verdict is Verdict.UNSUPPORTED_LANGUAGE or each.test == EMPIRICAL
-        if each.tokens_scored >= MIN_SEARCHED and not unread and (found := key_evidence(k)) is not None:
+    for k, whole in enumerate(own.detections):
+        unread = whole.verdict is Verdict.UNSUPPORTED_LANGUAGE or whole.test == EMPIRICAL
+        if whole.tokens_scored >= MIN_SEARCHED and not unread and (found := key_evidence(k)) is not None:
             evidence[k] = found
     # 2. Every look counts: keys, versions with a verdict or a search, passages
     telling = sum(
-        any(each.verdict.conclusive for each in version.detections) or (version is own and bool(evidence))
+        any(whole.verdict.conclusive for whole in version.detections) or (version is own and bool(evidence))
         for version in versions
     )
     looks = Looks(max(n, asked), attempts * max(telling, 1), passages=bool(evidence))
@@ -325,7 +328,7 @@ def _examined(
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
     searches = {k: min(hit.p_value * evidence[k].hypotheses, 1.0) for k, hit in passages.items()}
-    results = [each for version in versions for each in version.detections]
+    results = [whole for version in versions for whole in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)
     version, index = divmod(decision.index, n)  # results are version by version, key by key
     p_values = tuple(min(decision.p_values[k::n]) for k in range(n))
@@ -339,7 +342,7 @@ def _examined(
         marked = {k: hit for k, hit in passages.items() if p_values[k] <= fpr}
         coverage = coverage_of(index, evidence, marked, looks, fpr=fpr)
     return Examined(
-        **{each.name: getattr(decision, each.name) for each in dataclasses.fields(Decision)}
+        **{field.name: getattr(decision, field.name) for field in dataclasses.fields(Decision)}
         | {"index": index, "p_values": p_values},
         detections=tuple(own.detections),
         detection=results[decision.index],

@@ -86,14 +86,14 @@ class Session(ABC):
     _room: Tensor | None = None
 
     def room(self) -> Tensor | None:
-        """What the texts so far left to the mark, as the numbers of a `Room`, (batch, 4); None if unknown.
+        """Σ √α g(p) over the steps that could carry the mark, and so on: the numbers of `Room`, (batch, 4).
 
-        A row of which nothing is known is NaN.
+        None if nothing is known; NaN in a row of which nothing is.
         """
         return self._room
 
     def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
-        """Add g of each drawn token, by its log-probability (batch,); only rows where ``carries`` is true."""
+        """Add g(p) of each drawn token (α = 1) by its log p (batch,); only rows where ``carries`` is true."""
         left = gain(log_p)
         new = torch.stack((left, torch.ones_like(left), *[torch.zeros_like(left)] * 2), dim=1)
         if carries is not None:
@@ -149,8 +149,7 @@ class Writer:
     ) -> None:
         self._session, self._final, self._exemptions = session, final, exemptions
         self._rows, self._start = prompt_ids.shape
-        purpose = 0 if exemptions is None else _SPARED
-        self._noise = RandomStreams(seeds, device=prompt_ids.device, purpose=purpose)
+        self._noise = RandomStreams(seeds, device=prompt_ids.device, purpose=_SPARED if exemptions else 0)
         self._counted = torch.zeros((self._rows, 4), device=self._noise.device)  # under a policy
 
     def draw(self, ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
@@ -349,4 +348,4 @@ class WriterRows(Rows[_WriterRow]):
 
     def room(self, row: _WriterRow) -> Room | None:
         counted = [torch.zeros(1, 4), *row.counted.values()]
-        return rooms_of(torch.cat([each.to(self._device) for each in counted]).sum(dim=0, keepdim=True), 1)[0]
+        return rooms_of(torch.cat([step.to(self._device) for step in counted]).sum(dim=0, keepdim=True), 1)[0]

@@ -59,7 +59,7 @@ _FINE = 6001
 
 
 class Room(NamedTuple):
-    """What the steps of a text left to the mark: Σ √α g(p), and the number of steps that could carry it.
+    """Σ √α g(p) over the steps of a text that could carry the mark, and their number.
 
     ``form`` and ``words`` are the second sum, Σ √β g(p), and its number of words.
     """

@@ -13,6 +13,7 @@ from dewmark.capabilities import FollowsStreams, StreamDetector, capability
 from dewmark.scheme import BoundScheme
 from dewmark.types import Looks, Verdict
 from dewmark.verdict import DEFAULT_FPR, corrected, level_of_key, verdict_of
+from dewmark.workspace import Tokenized
 
 __all__ = ["Stream"]
 
@@ -73,7 +74,7 @@ class Stream:
         """The verdict; None as long as more text may change it."""
         found = verdict_of(self.p_value, self.best.scored, self.fpr)
         if found is Verdict.MARKED or self._ended:
-            found = self._bounds[self.index].languages.read([self.text])[0].judge(found)
+            found = self._bounds[self.index].languages.read([Tokenized(self.text, (), ())])[0].judge(found)
         return found if found is Verdict.MARKED or self._ended else None
 
     @property

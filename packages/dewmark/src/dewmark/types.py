@@ -61,10 +61,11 @@ class Verdict(enum.StrEnum):
     TOO_SHORT = "too_short"
     UNSUPPORTED_LANGUAGE = "unsupported_language"
 
-    @property
-    def conclusive(self) -> bool:
-        """Whether it answers the question: marked, or not marked."""
-        return self in (Verdict.MARKED, Verdict.NOT_MARKED)
+    conclusive: bool
+    """Whether it answers the question: marked, or not marked."""
+
+    def __init__(self, value: str) -> None:
+        self.conclusive = value in ("marked", "not_marked")
 
     @property
     def words(self) -> str:

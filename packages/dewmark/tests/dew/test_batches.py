@@ -9,10 +9,10 @@ import pytest
 from tests.fakes import COMPOSED
 
 import dewmark
-from dewmark.core.whitening import sums_of
 from dewmark.detect import _parts, score_text, score_texts
 from dewmark.dew.reading import distinct_windows
 from dewmark.encoders.contexts import ComposedContexts
+from dewmark.encoders.lexicon import sums_of
 from dewmark.encoders.token_tables import rows_of
 from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT

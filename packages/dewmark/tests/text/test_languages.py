@@ -14,6 +14,7 @@ from dewmark.dew.paper.scheme import DewPaper
 from dewmark.encoders.base import encoder_languages
 from dewmark.text.languages import _SAME, LanguagePolicy, TextLanguage, _load, guess_language
 from dewmark.types import Detection, Verdict
+from dewmark.workspace import Tokenized
 
 HELD_OUT = {
     "ar": "سافرت أختي إلى الجنوب لتزور صديقتها القديمة.",
@@ -73,32 +74,36 @@ def test_a_long_text_is_sampled_evenly_and_in_constant_time() -> None:
     assert guess_language(french * 20 + russian * 10_000) == "ru"
 
 
+def given(*texts: str) -> list[Tokenized]:
+    return [Tokenized(text, (), ()) for text in texts]
+
+
 class TestPolicy:
     USE = LanguagePolicy(known=encoder_languages("use-m3"))
 
     def test_unknown_languages_are_refused(self) -> None:
         for code, text in UNKNOWN.items():
-            assert self.USE.read([text]) == [TextLanguage(code, known=False, refused=True)]
+            assert self.USE.read(given(text)) == [TextLanguage(code, known=False, refused=True)]
 
     def test_known_languages_are_judged(self) -> None:
         for code in sorted(encoder_languages("use-m3") or ()):
-            (found,) = self.USE.read([HELD_OUT[code]])
+            (found,) = self.USE.read(given(HELD_OUT[code]))
             assert found == TextLanguage(code, known=True, refused=False)
 
     def test_an_audit_or_a_reliable_scheme_lets_them_through(self) -> None:
         welsh = UNKNOWN["cy"]
         audited = LanguagePolicy(known=self.USE.known, audited=frozenset({"cy"}))
-        assert audited.read([welsh]) == [TextLanguage("cy", known=False, refused=False)]
-        assert audited.read([UNKNOWN["fi"]])[0].refused
+        assert audited.read(given(welsh)) == [TextLanguage("cy", known=False, refused=False)]
+        assert audited.read(given(UNKNOWN["fi"]))[0].refused
         every = LanguagePolicy(known=self.USE.known, every=True)
-        assert every.read([welsh]) == [TextLanguage("cy", known=False, refused=False)]
+        assert every.read(given(welsh)) == [TextLanguage("cy", known=False, refused=False)]
 
     def test_a_text_that_does_not_say_is_not_refused(self) -> None:
-        assert self.USE.read(["Oh!"]) == [TextLanguage()]
+        assert self.USE.read(given("Oh!")) == [TextLanguage()]
 
     def test_schemes_without_languages_read_nothing(self, monkeypatch) -> None:
         monkeypatch.setattr("dewmark.text.languages._model", lambda: pytest.fail("a text was read"))
-        assert LanguagePolicy().read([UNKNOWN["cy"]]) == [TextLanguage()]
+        assert LanguagePolicy().read(given(UNKNOWN["cy"])) == [TextLanguage()]
 
     def test_the_verdict(self) -> None:
         made = Detection(
@@ -113,10 +118,9 @@ class TestPolicy:
             scheme="dew",
             key_fingerprint="0" * 16,
         )
-        (hindi,) = self.USE.judge([UNKNOWN["hi"]], [made])
+        hindi, short = (found.applied(made) for found in self.USE.read(given(UNKNOWN["hi"], "Oh!")))
         assert hindi.verdict is Verdict.UNSUPPORTED_LANGUAGE  # not "give more of the text"
         assert (hindi.language, hindi.language_known, hindi.p_value) == ("hi", False, 0.001)
-        (short,) = self.USE.judge(["Oh!"], [made])
         assert short.verdict is Verdict.TOO_SHORT
 
 
@@ -134,6 +138,13 @@ def test_the_default_reads_the_languages_of_its_lexicon() -> None:
         ), code
     paper = DewPaper()
     assert paper.languages == encoder_languages("use-m3")
+
+
+def test_a_text_that_was_cut_into_words_is_not_cleaned_again(monkeypatch) -> None:
+    default = dewmark.load_scheme(dewmark.Key(bytes(32)), host=None)
+    monkeypatch.setattr("dewmark.text.languages.clean", lambda _: pytest.fail("a text was cleaned again"))
+    for text in (f"<p>{HELD_OUT['de']}</p>", f"{HELD_OUT['de']} " * 40):
+        assert score_text(default, text).language == "de"
 
 
 @pytest.mark.parametrize("text", ["", "a", "ABC", "É", "日本語", *HELD_OUT.values()])

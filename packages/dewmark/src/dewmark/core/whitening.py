@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, I64
+from dewmark.arrays import F32
 from dewmark.errors import InputError, NumericalError
 
-__all__ = ["Whitening", "normalize_rows", "sums_of"]
+__all__ = ["Whitening", "normalize_rows"]
 
 
 _BLOCK = 8192
@@ -29,21 +29,6 @@ def normalize_rows(x: NDArray[np.floating]) -> F32:
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     unit: F32 = np.divide(x, norms, out=np.zeros_like(x), where=norms > 1e-12)
     return unit
-
-
-def sums_of(rows: F32, index: I64) -> F32:
-    """The sums of some rows (P, d) as unit rows (W, d); ``index`` (W, k) is padded with -1.
-
-    A sum of (nearly) zero length gives exactly zero.
-    """
-    extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
-    sums = np.zeros((len(index), rows.shape[1]), dtype=np.float32)
-    for column in index.T:
-        sums += extended[column]
-    lengths = np.linalg.norm(sums, axis=1)
-    lengths[lengths <= 1e-12] = np.inf
-    sums /= lengths[:, None]
-    return sums
 
 
 @dataclass(frozen=True)

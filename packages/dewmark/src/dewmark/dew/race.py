@@ -6,7 +6,7 @@
 the outer logarithm. On a CUDA device the step runs as kernels (`dewmark.cuda.word_race`), after a check that
 they draw what torch draws.
 
-`WordRows` mark the texts of an engine, and `WordSession` a batch of texts that stay: both keep the texts'
+`WordSession` marks a batch of texts that stay, and `WordRows` the texts of an engine: both keep the texts'
 states (`dewmark.dew.word_step`) on the device and take a step by appending what was written and racing.
 """
 
@@ -168,6 +168,91 @@ class WordRace:
 _DRAWN: weakref.WeakSet[WordTables] = weakref.WeakSet()  # whose kernels have drawn what torch draws
 
 
+# Rows that stay
+
+
+class WordSession(DraftingSession):
+    """Marks a batch of prompts (batch, length), of which it needs the shape alone.
+
+    On a CUDA device the steps are one launch each after a few that are called one by one: from Python a
+    step's kernels take ten times as long as on the device, and a host that is called from Python too has no
+    time to hide that in.
+    """
+
+    stretch = STRETCH
+
+    def __init__(
+        self, race: WordRace, texts: WordStates, key: KeyTensors, prompt_ids: Tensor, *, seeds: Sequence[int]
+    ) -> None:
+        self.texts = texts
+        self._race, self._key = race, key
+        self._noise = RandomStreams(seeds, device=prompt_ids.device)
+        self._start = self._length = prompt_ids.shape[1]  # ids of the prompt, and ids that were read
+        self._drafts: DraftScores | None = None
+        self._decoding: Decoding | None = None  # of the last steps
+        self._steps = 0  # under that decoding
+        self._step: Replayed | None = None
+
+    def room(self) -> Tensor:
+        return self.texts.room
+
+    def read(self, ids: Tensor) -> WordStates:
+        """The texts at ids (batch, length)."""
+        self.texts.push(ids[:, self._length :])
+        self._length = ids.shape[1]
+        return self.texts
+
+    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
+        """Draw the next id of each row from logits (batch, vocab)."""
+        ids, scores, random = self._prepared(input_ids, scores)
+        if decoding != self._decoding:
+            self._decoding, self._steps, self._step = decoding, 0, None
+        self._steps += 1
+        if self._steps > _CALLED and ids.shape[1] == self._length + 1 and self._can_capture(scores):
+            if self._step is None:
+                self._step = self._capture(ids[:, -1:], scores, decoding, random)
+            tokens, sound = self._step(ids[:, -1:], scores, random)
+            self._length = ids.shape[1]
+            return tokens, sound
+        return self._race(scores, self.read(ids), self._key, [decoding] * len(scores), random)
+
+    def _prepared(self, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        check_logits(scores, self.texts.tables.vocab_size)
+        random = self._noise.states(ids.shape[1] - self._start)
+        return ids.to(random.device), scores.to(random.device, torch.float32), random
+
+    def _can_capture(self, scores: Tensor) -> bool:
+        """Whether there are kernels to capture, and nobody else is capturing them."""
+        return self.texts.tables.kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+    def _capture(self, tokens: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Replayed:
+        texts, race, key, decodings = self.texts, self._race, self._key, [decoding] * len(scores)
+        options = decoding_options(decodings, scores.device)
+
+        def step(
+            tokens: Tensor, scores: Tensor, random: Tensor, kept: RowOptions = options
+        ) -> Choice:  # the graph reads the options, which only a cache holds otherwise
+            texts.push(tokens)
+            return race(scores, texts, key, decodings, random)
+
+        return Replayed(step, (tokens, scores, random), changed=texts.state)
+
+    def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
+        ids, scores, random = self._prepared(ids, scores)
+        texts = self.read(ids)
+        drawn = self._race.drawn(scores, texts, self._key, [decoding] * len(scores), random)
+        if self._drafts is None:
+            self._drafts = DraftScores(len(scores), device=random.device)
+        self._drafts.add(drawn, live)
+        return drawn.tokens, drawn.sound
+
+    def keep_best(self, drafts: int) -> Tensor:
+        assert self._drafts is not None
+        rows = self._drafts.best(drafts).repeat_interleave(drafts)
+        self.texts.put(torch.arange(len(rows), device=rows.device), self.texts.at(rows))
+        return rows
+
+
 # Rows that change
 
 
@@ -283,88 +368,3 @@ class WordRows(Rows[_WordRow]):
 def _sent(values: Sequence[object], device: torch.device) -> Tensor:
     """Integers as a tensor on the device, which is not waited for."""
     return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
-
-
-# Rows that stay
-
-
-class WordSession(DraftingSession):
-    """Marks a batch of prompts (batch, length), of which it needs the shape alone.
-
-    On a CUDA device the steps are one launch each after a few that are called one by one: from Python a
-    step's kernels take ten times as long as on the device, and a host that is called from Python too has no
-    time to hide that in.
-    """
-
-    stretch = STRETCH
-
-    def __init__(
-        self, race: WordRace, texts: WordStates, key: KeyTensors, prompt_ids: Tensor, *, seeds: Sequence[int]
-    ) -> None:
-        self.texts = texts
-        self._race, self._key = race, key
-        self._noise = RandomStreams(seeds, device=prompt_ids.device)
-        self._start = self._length = prompt_ids.shape[1]  # ids of the prompt, and ids that were read
-        self._drafts: DraftScores | None = None
-        self._decoding: Decoding | None = None  # of the last steps
-        self._steps = 0  # under that decoding
-        self._step: Replayed | None = None
-
-    def room(self) -> Tensor:
-        return self.texts.room
-
-    def read(self, ids: Tensor) -> WordStates:
-        """The texts at ids (batch, length)."""
-        self.texts.push(ids[:, self._length :])
-        self._length = ids.shape[1]
-        return self.texts
-
-    def choose(self, input_ids: Tensor, scores: Tensor, decoding: Decoding) -> Choice:
-        """Draw the next id of each row from logits (batch, vocab)."""
-        ids, scores, random = self._prepared(input_ids, scores)
-        if decoding != self._decoding:
-            self._decoding, self._steps, self._step = decoding, 0, None
-        self._steps += 1
-        if self._steps > _CALLED and ids.shape[1] == self._length + 1 and self._can_capture(scores):
-            if self._step is None:
-                self._step = self._capture(ids[:, -1:], scores, decoding, random)
-            tokens, sound = self._step(ids[:, -1:], scores, random)
-            self._length = ids.shape[1]
-            return tokens, sound
-        return self._race(scores, self.read(ids), self._key, [decoding] * len(scores), random)
-
-    def _prepared(self, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_logits(scores, self.texts.tables.vocab_size)
-        random = self._noise.states(ids.shape[1] - self._start)
-        return ids.to(random.device), scores.to(random.device, torch.float32), random
-
-    def _can_capture(self, scores: Tensor) -> bool:
-        """Whether there are kernels to capture, and nobody else is capturing them."""
-        return self.texts.tables.kernels and scores.is_cuda and not torch.cuda.is_current_stream_capturing()
-
-    def _capture(self, tokens: Tensor, scores: Tensor, decoding: Decoding, random: Tensor) -> Replayed:
-        texts, race, key, decodings = self.texts, self._race, self._key, [decoding] * len(scores)
-        options = decoding_options(decodings, scores.device)
-
-        def step(
-            tokens: Tensor, scores: Tensor, random: Tensor, kept: RowOptions = options
-        ) -> Choice:  # the graph reads the options, which only a cache holds otherwise
-            texts.push(tokens)
-            return race(scores, texts, key, decodings, random)
-
-        return Replayed(step, (tokens, scores, random), changed=texts.state)
-
-    def draw_drafts(self, ids: Tensor, scores: Tensor, decoding: Decoding, live: Tensor) -> Choice:
-        ids, scores, random = self._prepared(ids, scores)
-        texts = self.read(ids)
-        drawn = self._race.drawn(scores, texts, self._key, [decoding] * len(scores), random)
-        if self._drafts is None:
-            self._drafts = DraftScores(len(scores), device=random.device)
-        self._drafts.add(drawn, live)
-        return drawn.tokens, drawn.sound
-
-    def keep_best(self, drafts: int) -> Tensor:
-        assert self._drafts is not None
-        rows = self._drafts.best(drafts).repeat_interleave(drafts)
-        self.texts.put(torch.arange(len(rows), device=rows.device), self.texts.at(rows))
-        return rows

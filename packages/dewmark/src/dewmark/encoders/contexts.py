@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from dewmark.arrays import F16, F32, I64
-from dewmark.core.whitening import Whitening, normalize_rows, sums_of
+from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.base import Encoder
+from dewmark.encoders.lexicon import sums_of
 from dewmark.encoders.token_tables import rows_of
 from dewmark.errors import ArtifactError
 from dewmark.storage import load_bundle, save_bundle

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from dewmark.arrays import F32, I8, I64
 from dewmark.config import cache_dir
-from dewmark.core.whitening import normalize_rows, sums_of
 from dewmark.errors import ArtifactError, ConfigError
 from dewmark.storage import Bundle, load_bundle
 from dewmark.text.words import VERSION, borrowed_rows, spelling
@@ -141,7 +140,7 @@ class Lexicon:
 
     def tokens(self, rows: I64) -> F32:
         """ê_T of rows, (N, dim): unit rows, zero for row 0."""
-        vectors = normalize_rows(self.coordinates(rows) - self._running_centre)
+        vectors = _unit_rows(self.coordinates(rows) - self._running_centre)
         vectors[rows == 0] = 0.0
         return vectors
 
@@ -161,6 +160,23 @@ class Lexicon:
         values: F32 = self._both.take(packed).view(np.float32)
         values *= self._scales
         return values
+
+
+def sums_of(rows: F32, index: I64) -> F32:
+    """The sums of some rows (P, d) as unit rows (W, d); ``index`` (W, k) is padded with -1."""
+    extended = np.concatenate((rows, np.zeros((1, rows.shape[1]), dtype=np.float32)))  # for index -1
+    sums = np.zeros((len(index), rows.shape[1]), dtype=np.float32)
+    for column in index.T:
+        sums += extended[column]
+    return _unit_rows(sums)
+
+
+def _unit_rows(rows: F32) -> F32:
+    """The same rows (N, d), scaled to unit length; those of (nearly) zero length become zero."""
+    lengths = np.linalg.norm(rows, axis=1)
+    lengths[lengths <= 1e-12] = np.inf
+    rows /= lengths[:, None]
+    return rows
 
 
 def lexicon_folder(name: str, workspace: Workspace) -> Path:

@@ -1,10 +1,10 @@
 """The language of a text, and whether a detector may judge texts in it.
 
 `guess_language` and `LanguagePolicy` read a bounded sample of a text with py3langid's naive Bayes model over
-byte n-grams of 139 languages, without its loops: a quarter of a millisecond a text, no network. The model is
+byte n-grams of 139 languages, without its loops: a fifth of a millisecond a text, no network. The model is
 an automaton over bytes and a table of log-probabilities. A state depends on the last few bytes only
 (``depth``), so the states of all places in a text follow together, from that many bytes each. Both tables are
-unpacked once into the cache and memory-mapped from then on: unpacking takes most of a second and 80 MB.
+unpacked once into the cache and memory-mapped from then on: unpacking takes a second and 130 MB.
 
 In a language that an encoder does not know, most words get similar vectors, so one key may accuse nearly
 every text of the language. `LanguagePolicy` says which languages a detector judges, and refuses the others.
@@ -31,7 +31,9 @@ from dewmark.config import cache_dir
 from dewmark.errors import ArtifactError, StorageError
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.cleaning import clean
+from dewmark.text.words import Places
 from dewmark.types import Detection, Verdict
+from dewmark.workspace import Texts, Tokenized
 
 __all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name"]
 
@@ -51,29 +53,42 @@ _AT_ONCE = 64  # texts
 _BREAK = b"\xff"  # occurs in no text; after it the automaton is in its first state again
 # Written alike, and one language to an encoder: Arabic with Moroccan and Egyptian, Chinese with Wu and Yue.
 _SAME = {"ary": "ar", "arz": "ar", "wuu": "zh", "yue": "zh", "nn": "no", "nb": "no"}
+_LOGS = "float32"  # the model has float16: to convert a text's rows took as long as all else here
 _LOADING = threading.Lock()
 
 
 def guess_language(text: str) -> str:
     """The ISO 639 code of the text's language, or "und" if the text is short, mixed or not language."""
-    return _likeliest(_shares([text])[0])
+    return _likeliest(_shares([clean(_sample(text)).text])[0])
 
 
-def _shares(texts: Sequence[str]) -> list[F64 | None]:
-    """Of each text the probabilities (labels,) of the model's labels; None if the text does not say.
+def _sample(text: str) -> str:
+    """The whole text, or evenly spread pieces of a long one."""
+    if len(text) <= _PIECES * _PIECE:
+        return text
+    step = (len(text) - _PIECE) // (_PIECES - 1)
+    return " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
+
+
+def _cleaned_sample(text: Tokenized) -> str:
+    """A text's sample without markup and disguises; a text that was cut into words is clean already."""
+    sample = _sample(text.text)
+    if isinstance(text.offsets, Places):
+        cleaned = text.offsets.cleaned.text
+        if sample is text.text:
+            return cleaned
+        if cleaned == text.text:
+            return sample
+    return clean(sample).text  # of a long text: its pieces lie where they are in the text as it was given
+
+
+def _shares(samples: Sequence[str]) -> list[F64 | None]:
+    """Of each sample the probabilities (labels,) of the model's labels; None if the sample does not say.
 
     That of no language is 0.
     """
-    # 1. a sample of each: the whole text, or evenly spread pieces of a long one
-    samples = []
-    for text in texts:
-        if len(text) > _PIECES * _PIECE:
-            step = (len(text) - _PIECE) // (_PIECES - 1)
-            text = " ".join(text[i * step : i * step + _PIECE] for i in range(_PIECES))
-        samples.append(clean(text).text)
-    # 2. the model's probabilities of those with enough letters
     telling = [i for i, sample in enumerate(samples) if _has_letters(sample)]
-    shares: list[F64 | None] = [None] * len(texts)
+    shares: list[F64 | None] = [None] * len(samples)
     model = _model()
     for first in range(0, len(telling), _AT_ONCE):
         some = telling[first : first + _AT_ONCE]
@@ -151,21 +166,17 @@ class LanguagePolicy:
     audited: frozenset[str] = frozenset()
     every: bool = False
 
-    def read(self, texts: Sequence[str]) -> list[TextLanguage]:
+    def read(self, texts: Texts) -> list[TextLanguage]:
         """The language of each text; no text is read if the scheme does not depend on it."""
         if self.known is None:
             return [TextLanguage()] * len(texts)
         found = []
-        for shares in _shares(texts):
+        for shares in _shares([_cleaned_sample(text) for text in texts]):
             best = _likeliest(shares)
             refused = not self.every and _knows(shares, self.known | self.audited) is False
             code = None if best == UNDETERMINED else best
             found.append(TextLanguage(code, _knows(shares, self.known), refused))
         return found
-
-    def judge(self, texts: Sequence[str], detections: Sequence[Detection]) -> list[Detection]:
-        """The detections of these texts with their languages, and without verdicts in refused ones."""
-        return [each.applied(found) for each, found in zip(self.read(texts), detections, strict=True)]
 
 
 def _likeliest(shares: F64 | None) -> str:
@@ -252,7 +263,7 @@ def _load() -> LanguageIdentifier:
 
     packed = MODEL_DIR / MODEL_FILE
     about = packed.stat()
-    folder = cache_dir() / "languages" / f"{about.st_size}-{about.st_mtime_ns}"
+    folder = cache_dir() / "languages" / f"{about.st_size}-{about.st_mtime_ns}-{_LOGS}"
     try:
         bundle = load_bundle(folder, verify=False)
         return LanguageIdentifier(bundle.arrays, classes=bundle.meta["classes"], depth=bundle.meta["depth"])
@@ -265,7 +276,7 @@ def _load() -> LanguageIdentifier:
         "moves": np.asarray(moves).reshape(-1, 256),
         "rows": np.asarray(rows),
         "features": np.array(features, dtype=np.int32),
-        "logs": logs,
+        "logs": np.asarray(logs, dtype=_LOGS),
         "prior": prior,
     }
     depth = _depth(arrays["moves"], arrays["rows"])
