@@ -14,6 +14,7 @@ from scipy.special import ndtri, ndtri_exp
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
+from dewmark.dew.word_step import FORM_KEPT, GAIN_KEPT
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
@@ -23,6 +24,7 @@ from dewmark.registry import SCHEMES
 from dewmark.room import NO_ROOM, Room, Written, gain, log_probability, rooms_of
 from dewmark.sampling import race, warp
 from dewmark.scheme import BoundScheme
+from dewmark.stats.two_sums import larger_of
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 
@@ -79,6 +81,14 @@ def test_the_threshold_follows_from_the_level_and_a_verdict_needs_enough_steps()
     assert not Room(0.0, 0).suffices(fpr=0.01)
 
 
+def test_the_room_of_two_sums_is_that_of_their_verdict() -> None:
+    """z to expect is that of the larger of z and (z + z_F)/√2, which costs a look."""
+    both = Room(20.0, 100.0, form=30.0, words=100.0)
+    assert both.z == pytest.approx(larger_of(2.0, 3.0)[1])
+    assert Room(20.0, 100.0).z == 2.0
+    assert 3.0 < both.z < 5.0 / math.sqrt(2.0)
+
+
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.5, top_p=0.8)])
 def test_a_session_counts_the_probabilities_of_what_it_drew(bind, decoding) -> None:
     logits = 2.0 * torch.randn(20, 3, 400, generator=torch.Generator().manual_seed(5))
@@ -89,7 +99,9 @@ def test_a_session_counts_the_probabilities_of_what_it_drew(bind, decoding) -> N
         chosen, _ = writer.draw(ids, scores, decoding)
         total += gain(log_probability(warp(scores, decoding), chosen))
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
-    torch.testing.assert_close(writer.room(), torch.stack((total, torch.full((3,), 20.0)), dim=1))
+    nothing = torch.zeros(3)
+    expected = torch.stack((total, torch.full((3,), 20.0), nothing, nothing), dim=1)
+    torch.testing.assert_close(writer.room(), expected)
 
 
 def test_words_count_once_after_the_first_three(bind) -> None:
@@ -105,10 +117,14 @@ def test_words_count_once_after_the_first_three(bind) -> None:
         after = session.room()
         new, left = after - before, gain(log_probability(scores, chosen))
         ranks = (scores > scores.gather(1, chosen.unsqueeze(1))).sum(dim=1)
-        left = 0.75 * left * torch.where(ranks < 32, 0.95, 0.3).sqrt()
-        marked = new[:, 1] > 0
-        assert not (marked & torch.tensor(step + 2 < 3)).any()
-        torch.testing.assert_close(new[:, 0], torch.where(marked, left, 0.0), rtol=1e-4, atol=1e-4)
+        meaning, form = new[:, 1] > 0, new[:, 3] > 0
+        assert not (form & torch.tensor(step + 2 < 3)).any()
+        assert not (meaning & ~form).any()
+        alpha = torch.where(ranks < 32, 0.65, 0.3)
+        beta = torch.where(meaning, torch.where(ranks < 32, 0.3, 0.6), 0.9)  # 0.9: a row that is used up
+        for column, share, kept, counts in ((0, alpha, GAIN_KEPT, meaning), (2, beta, FORM_KEPT, form)):
+            expected = torch.where(counts, kept * share.sqrt() * left, 0.0)
+            torch.testing.assert_close(new[:, column], expected, rtol=1e-4, atol=1e-4)
         before, ids = after, torch.cat((ids, chosen.unsqueeze(1)), dim=1)
     assert (before[:, 1] > 4).all()
 
