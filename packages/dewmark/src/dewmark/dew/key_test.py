@@ -33,22 +33,26 @@ def whole_under(
     keys: Sequence[Key],
     readings: Sequence[WordReading],
     *,
+    form: bool,
     fpr: float,
     reader: str | None,
     progress: Progress,
 ) -> list[list[Detection]]:
-    """For each text one detection per key, in the order of the keys; only the best one has token scores."""
+    """For each text one detection per key, in the order of the keys; only the best one has token scores.
+
+    ``form`` says whether words carry h.
+    """
     rows = []
-    for reading, z, z_form in zip(readings, *_z_under(keys, readings, progress), strict=True):
+    for reading, z, z_form in zip(readings, *_z_under(keys, readings, progress, form=form), strict=True):
         matrix = reading.matrix
         best = int(np.argmax(larger_of(z, z_form)[0]))
-        own = UseKey(_matrix(keys[best], matrix.F.shape), _form(keys[best]))
+        own = UseKey(_matrix(keys[best], matrix.F.shape), _form(keys[best]) if form else None)
         evidence = matrix.under(own)
         length, scored = matrix.effective_length, max(evidence.length, 1)
         found = [
             make_detection(
                 evidence,
-                statistic(float(each), float(form), matrix.square, length),
+                statistic(float(each), float(other), matrix.square, length),
                 score=float(each) * matrix.square**0.5 / scored,
                 test="key",
                 fpr=fpr,
@@ -57,7 +61,7 @@ def whole_under(
                 reader=reader,
                 carrying=reading.carrying,
             )
-            for each, form, key in zip(z, z_form, keys, strict=True)
+            for each, other, key in zip(z, z_form, keys, strict=True)
         ]
         found[best] = dataclasses.replace(found[best], tokens=token_scores(reading.text, evidence))
         rows.append(found)
@@ -65,10 +69,10 @@ def whole_under(
 
 
 def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress) -> tuple[F64, F64]:
-    """z of meaning and of form of texts under all keys, (texts, keys) each."""
+    """z of meaning and of form of texts under all keys, (texts, keys) each; NaN without ``form``."""
     F = np.stack([each.matrix.F for each in readings])
     square = np.array([each.matrix.square for each in readings])
-    z, z_form = np.empty((len(F), len(keys))), np.empty((len(F), len(keys)))
+    z, z_form = np.empty((len(F), len(keys))), np.full((len(F), len(keys)), np.nan)
     words = AllForms.of([each.matrix.form for each in readings])
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for i in range(0, len(keys), _KEYS_AT_ONCE):
@@ -76,7 +80,8 @@ def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Pro
             some = slice(i, i + _KEYS_AT_ONCE)
             W = np.stack(list(pool.map(functools.partial(_matrix, shape=F.shape[1:]), keys[some])))
             z[:, some] = z_scores(F, square, W)
-            z_form[:, some] = np.stack([*pool.map(words.z, map(_form, keys[some]))], axis=1)
+            if form:
+                z_form[:, some] = np.stack([*pool.map(words.z, map(_form, keys[some]))], axis=1)
     progress("trying keys", len(keys), len(keys))
     return z, z_form
 

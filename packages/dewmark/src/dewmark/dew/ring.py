@@ -244,11 +244,11 @@ class EpochMatrices:
     secret: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def of(cls, key: Key, *, d_T: int, d_C: int) -> EpochMatrices:
-        """Draw a key's matrices."""
+    def of(cls, key: Key, *, d_T: int, d_C: int, form: bool = True) -> EpochMatrices:
+        """Draw a key's matrices, and what gives h if words carry it."""
         keys = [key.independent_member(number) for number in range(key.independent)]
         W = np.stack([draw_float32_matrix(each, d_T=d_T, d_C=d_C) for each in keys])
-        forms = tuple(map(FormKey.of, keys))
+        forms = tuple(map(FormKey.of, keys)) if form else ()
         return cls(key.epoch, key.members, key.payload_bits, W, forms, key.subkey(TURNS))
 
     @property
@@ -375,9 +375,9 @@ class KeyMatrices:
         self._head = head
 
     @classmethod
-    def of(cls, key: Key, *, d_T: int, d_C: int) -> KeyMatrices:
-        """Draw the matrices of a key and of those that it retired."""
-        return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C) for each in (*key.retired, key)])
+    def of(cls, key: Key, *, d_T: int, d_C: int, form: bool = True) -> KeyMatrices:
+        """Draw the matrices of a key and of those that it retired, and what gives h if words carry it."""
+        return cls([EpochMatrices.of(each, d_T=d_T, d_C=d_C, form=form) for each in (*key.retired, key)])
 
     @classmethod
     def plain(cls, key: UseKey) -> KeyMatrices:

@@ -117,9 +117,10 @@ class DEW(Scheme):
         reader = self.open_reader(workspace)
         d = reader.lexicon.dim
         if key.is_plain:
-            own = UseKey(draw_matrix(key, d_T=d, d_C=d).astype(np.float32), FormKey.of(key))
+            form = FormKey.of(key) if self.beta else None
+            own = UseKey(draw_matrix(key, d_T=d, d_C=d).astype(np.float32), form)
             return BoundDEW(self, own, None, reader, host, key.fingerprint, workspace)
-        uses = KeyMatrices.of(key, d_T=d, d_C=d)
+        uses = KeyMatrices.of(key, d_T=d, d_C=d, form=self.beta > 0.0)
         return BoundDEW(self, uses.key(KeyUse()), uses, reader, host, key.fingerprint, workspace)
 
     def restore(self, state: State, host: HostInfo, fingerprint: str, workspace: Workspace) -> BoundDEW:
@@ -142,6 +143,7 @@ class DEW(Scheme):
             self.name,
             keys,
             [each for each in readings if isinstance(each, WordReading)],
+            form=self.beta > 0.0,
             fpr=fpr,
             reader=None if workspace.expectations is None else workspace.expectations.name,
             progress=workspace.progress,
@@ -274,7 +276,7 @@ class BoundDEW(BoundScheme):
         from dewmark.dew.race import WordRace
 
         scheme = self.scheme
-        beta = 0.0 if self.own.form is None else scheme.beta
+        beta = 0.0 if self.own.form is None else scheme.beta  # who knows no h marks without it
         return WordRace(mixture_of(alpha=scheme.alpha, beta=beta, strength=scheme.strength), scheme.m)
 
     def _word_rows(self, device: torch.device) -> WordRows:
