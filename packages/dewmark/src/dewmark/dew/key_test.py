@@ -68,7 +68,9 @@ def whole_under(
     return rows
 
 
-def _z_under(keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress) -> tuple[F64, F64]:
+def _z_under(
+    keys: Sequence[Key], readings: Sequence[WordReading], progress: Progress, *, form: bool
+) -> tuple[F64, F64]:
     """z of meaning and of form of texts under all keys, (texts, keys) each; NaN without ``form``."""
     F = np.stack([each.matrix.F for each in readings])
     square = np.array([each.matrix.square for each in readings])

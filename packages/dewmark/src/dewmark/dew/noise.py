@@ -22,10 +22,10 @@ step each x has mean 0 and variance 1 given y_p, but they are not made independe
 words of one meaning would win together or not at all. So little of their noise is u, α = `TAIL`, and more h.
 
 **The root** of the second covariance is the symmetric one, which leaves x as close to y as it can be.
-A^(−1/2) Y is found by products of matrices alone, which no device has to be waited for. A = K + φI, where K is
-a Gram matrix of n vectors of at most the length √(1−φ), and φ the least share of fresh noise, so its
-eigenvalues lie between φ and 1 + (n−1)(1−φ).
-Divided by the upper bound, they are squares σ² of numbers in [l, 1]. Each round of Newton-Schulz iteration,
+A^(−1/2) Y is found by products of matrices alone, which no device has to be waited for. A = K + φI, where K
+is a Gram matrix of n vectors of at most the length √(1−φ), and φ the least share of fresh noise, so its
+eigenvalues lie between φ and 1 + (n−1)(1−φ). Divided by the upper bound, they are squares σ² of
+numbers in [l, 1]. Each round of Newton-Schulz iteration,
 
     P = ρ(3 − ρ²M)/2,    Y ← P Y,    M ← P M P,    with ρ² = 3 / (1 + l + l²),
 
