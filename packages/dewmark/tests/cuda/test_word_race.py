@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -20,8 +21,11 @@ from dewmark.cuda.word_race import usable
 from dewmark.decoding import Decoding
 from dewmark.dew import race as dew_race
 from dewmark.dew import word_step
+from dewmark.dew.form import CLASS_BITS
+from dewmark.dew.noise import mixture_of
+from dewmark.dew.race import WordRace
 from dewmark.dew.scheme import DEW
-from dewmark.dew.word_step import WordStates, WordTables
+from dewmark.dew.word_step import KeyTensors, WordStates, WordTables, key_tensors
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.errors import ConfigError
 from dewmark.hosts.fake import FakeHost
@@ -56,7 +60,7 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
     logits = 2.5 * torch.randn(STEPS, 3, 400, generator=torch.Generator().manual_seed(3))
     noise = RandomStreams([1, 2, 3], device=DEVICE)
     sessions = {"kernels": bound.session(ids)}
-    W, tables = torch.from_numpy(bound.W).to(DEVICE), sessions["kernels"].texts.tables
+    key, tables = key_tensors(bound.own, DEVICE), sessions["kernels"].texts.tables
     assert tables.kernels
     tables.kernels = False
     sessions["torch"] = bound.session(ids)
@@ -66,7 +70,7 @@ def test_kernels_draw_what_torch_draws(name, kind, bag_encoder, tmp_path) -> Non
         for way, session in sessions.items():
             tables.kernels = way == "kernels"
             chosen[way], sound = bound.race(
-                logits[step].to(DEVICE), session.read(ids), W, DECODINGS[name], noise.states(step)
+                logits[step].to(DEVICE), session.read(ids), key, DECODINGS[name], noise.states(step)
             )
             assert sound.all()
         for mine, other in zip(*(session.texts.state for session in sessions.values()), strict=True):
@@ -112,6 +116,94 @@ def test_kernels_push_with_a_trie_just_built(tables) -> None:
     assert int(mine.state.finished.max()) > 5
 
 
+def spelled_tables(tmp_path) -> WordTables:
+    """Words in two spellings, and one of them in two parts, too; most may occur once in a text."""
+    lexicon = load_lexicon(str(tiny_lexicon()), workspace=Workspace(cache=tmp_path))
+    once = [form for form in lexicon.forms[66:300] if lexicon.limits[lexicon.rows([form])[0]] == 1][:18]
+    parts = [f" {once[0][:3]}", once[0][3:], once[0][3:].title()]
+    words = [
+        spelled for form in (*once, "the", "of", "bridge") for spelled in (f" {form}", f" {form.title()}")
+    ]
+    pieces = [*parts, *words, ""]
+    trie = build_trie(lexicon.forms, pieces, special=frozenset({len(pieces) - 1}))
+    return WordTables(trie, lexicon, device=DEVICE)
+
+
+def members(count: int, dim: int) -> KeyTensors:
+    """The numbers of members of a ring, with messages."""
+    generator = torch.Generator().manual_seed(1)
+    W = torch.randn(count, dim, dim, generator=generator)
+    secrets = torch.randint(-(1 << 63), (1 << 63) - 1, (count, 2), generator=generator)
+    messages = torch.randint(1, 1 << CLASS_BITS, (count, 1), generator=generator)
+    return KeyTensors(W.to(DEVICE), torch.cat((secrets, messages), dim=1).to(DEVICE))
+
+
+@needs_kernels
+@pytest.mark.parametrize("m", [8, 64])
+def test_kernels_know_used_words_and_equal_ones(m, tmp_path) -> None:
+    """Few words, which recur in either spelling; the first row begins with a context that recurs.
+
+    Each row has the numbers of a member.
+    """
+    tables, batch = spelled_tables(tmp_path), 4
+    assert tables.kernels
+    assert 32 < tables.vocab_size < 64
+    key = members(batch, tables.units.shape[1])
+    step = WordRace(mixture_of(alpha=0.65, beta=0.3, strength=0.35), m)
+    start = torch.tensor([[5 + row + 2 * (i % (5 + row)) for i in range(8)] for row in range(batch)])
+    texts = {way: WordStates(tables, batch, k=3) for way in ("kernels", "torch")}
+    noise, generator = RandomStreams(range(batch), device=DEVICE), torch.Generator().manual_seed(2)
+    tokens, found, differ = start.to(DEVICE), Counter[str](), 0
+    for place in range(STEPS):
+        scores = 2.0 * torch.randn(batch, tables.vocab_size, generator=generator)
+        scores[:, :12] += 3.0
+        scores[:, -1] = -math.inf
+        scores, drawn = scores.to(DEVICE), {}
+        for way, states in texts.items():
+            tables.kernels = way == "kernels"
+            states.push(tokens)
+            if way == "torch":
+                found += cases(states, scores, key, m)
+            drawn[way], sound = step(scores, states, key, [Decoding()] * batch, noise.states(place))
+            assert sound.all()
+        for mine, other in zip(*(states.state for states in texts.values()), strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+        differ += int((drawn["kernels"] != drawn["torch"]).sum())
+        tokens = drawn["torch"].unsqueeze(1)
+    assert differ == 0
+    assert texts["kernels"].state.room.shape == (batch, 8)
+    assert min(found[name] for name in CASES) > 0, found
+
+
+CASES = ("used up", "used up and extended", "equal", "remembered", "used up and remembered", "repeated")
+
+
+def cases(texts: WordStates, scores: torch.Tensor, key: KeyTensors, m: int) -> Counter[str]:
+    """How many candidates of a step are of each kind that a kernel could take for another one."""
+    aligned, past = texts.align(scores.topk(min(m, scores.shape[1])).indices, key.W), texts.state.past_pairs
+    q, marked = aligned.pairs, aligned.pairs != 0
+    used = marked & (aligned.rows == 0)
+    same = (q.unsqueeze(2) == q.unsqueeze(1)) & marked.unsqueeze(2)
+    repeated = texts.state.repeated & (texts.state.finished > 3)
+    counts = (
+        used & aligned.begins,
+        used & ~aligned.begins,
+        same.sum(dim=2) > 1,
+        (q.unsqueeze(2) == past.unsqueeze(1)).any(dim=2) & marked,
+        (past != 0) & (texts.state.past_rows == 0),
+        repeated,
+    )
+    return Counter({name: int(each.sum()) for name, each in zip(CASES, counts, strict=True)})
+
+
+@needs_kernels
+def test_kernels_take_the_class_from_the_same_bits() -> None:
+    from dewmark.cuda import race_kernels
+
+    assert race_kernels._CLASS_BITS.value == CLASS_BITS
+    assert race_kernels._CLASS.value == (1 << CLASS_BITS) - 1
+
+
 @needs_kernels
 def test_a_table_in_another_order_is_not_read(tables, monkeypatch) -> None:
     monkeypatch.setattr(tables, "parts", tables.parts.T.contiguous().T)
@@ -145,6 +237,8 @@ class Launches:
         ("parts", torch.zeros(6, 4)[:, :3], False),
         ("W", torch.zeros(5, 4).expand(2, -1, -1), True),
         ("W", torch.zeros(4, 5).T.expand(2, -1, -1), False),
+        ("form", torch.zeros(3).expand(2, -1), True),
+        ("form", torch.zeros(3, 2).T, False),
         ("logits", torch.zeros(3, 7, 9)[:, -1], True),
         ("logits", torch.zeros(9, 3).T, False),
         ("tokens", torch.zeros(9, 3).T, True),
@@ -189,9 +283,9 @@ def test_rows_without_usable_logits_are_reported(bad, bag_encoder, tmp_path) -> 
     logits[1, :] = -math.inf
     if bad is not None:
         logits[1, 3] = bad
-    texts, W = bound.session(ids).read(ids), torch.from_numpy(bound.W).to(DEVICE)
+    texts, key = bound.session(ids).read(ids), key_tensors(bound.own, DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    _, sound = bound.race(logits, texts, W, [Decoding()] * 2, random)
+    _, sound = bound.race(logits, texts, key, [Decoding()] * 2, random)
     assert sound.tolist() == [True, False]
 
 
@@ -213,15 +307,15 @@ def test_kernels_that_draw_otherwise_are_left(bag_encoder, tmp_path, monkeypatch
     host = FakeHost(400)
     bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
-    texts, W = bound.session(ids).read(ids), torch.from_numpy(bound.W).to(DEVICE)
+    texts, key = bound.session(ids).read(ids), key_tensors(bound.own, DEVICE)
     logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     random = RandomStreams([1, 2], device=DEVICE).states(0)
-    expected, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
+    expected, _ = bound.race(logits, texts, key, [Decoding()] * 2, random)
     dew_race._DRAWN.clear()
     wrong = lambda *_, **__: (expected + 1, torch.ones(2, dtype=torch.bool, device=DEVICE))  # noqa: E731
     monkeypatch.setattr(dew_race, "draw_words", wrong)
     with pytest.warns(UserWarning, match="without kernels"):
-        chosen, _ = bound.race(logits, texts, W, [Decoding()] * 2, random)
+        chosen, _ = bound.race(logits, texts, key, [Decoding()] * 2, random)
     assert torch.equal(chosen, expected)
     assert not texts.tables.kernels
 

@@ -6,7 +6,7 @@ A step of a batch is six kernels, of which only the first and the fifth read the
   order. The m likeliest tokens lie in the m blocks with the largest maxima, the earlier of equal ones first;
 - `select` finds each row's m likeliest tokens and applies temperature, min-p, top-k and top-p to them. Where
   a filter keeps more tokens than these, it is a lowest logit, which bisection over the row finds;
-- `align` follows the trie, computes u = t_w · W c of every candidate, and its noise y;
+- `align` follows the trie, computes u = t_w · W c and h of every candidate, and its noise y;
 - `innovate` turns y into what earlier steps leave open (`dewmark.dew.noise`), finds the candidate that is
   first, and keeps the noise that this step used;
 - `race_others` gives all other tokens their numbers. A token of share s (its probability over that of the
@@ -34,6 +34,8 @@ _CLOSED = tl.constexpr(0x7FFFFFFF)  # above every number
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 _MOST = tl.constexpr(MAX_COUNT)
 _SPELLINGS = tl.constexpr(SPELLINGS)
+_CLASS_BITS = tl.constexpr(16)  # as `dewmark.dew.form.CLASS_BITS`
+_CLASS = tl.constexpr(0xFFFF)  # these bits
 
 
 # Numbers
@@ -48,12 +50,18 @@ def _ordered(values):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _bits(state, tokens):  # type: ignore[no-untyped-def]
-    """52 random bits of each token (`dewmark.sampling.token_uniforms`)."""
-    z = state.to(tl.uint64) + (tokens + 1).to(tl.uint64) * _GOLDEN
+def _mixed(codes):  # type: ignore[no-untyped-def]
+    """A 64-bit hash of each code, uint64 (`dewmark.splitmix.mixed`)."""
+    z = codes + _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
-    return ((z ^ (z >> 31)) >> 12).to(tl.int64)
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _bits(state, tokens):  # type: ignore[no-untyped-def]
+    """52 random bits of each token (`dewmark.sampling.token_uniforms`)."""
+    return (_mixed(state.to(tl.uint64) + tokens.to(tl.uint64) * _GOLDEN) >> 12).to(tl.int64)
 
 
 @triton.jit
@@ -76,6 +84,28 @@ def _normal(u, rest):  # type: ignore[no-untyped-def]
     low = (low * r - 1.556989798598866e02) * r + 6.680131188771972e01
     low = (low * r - 1.328068155288572e01) * r + 1.0
     return tl.where(least < 0.02425, tail, q * top / low)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _uniform(bits, COUNT: constexpr):  # type: ignore[no-untyped-def]
+    """Numbers inside (0, 1) from random ones below ``COUNT``, and 1 less them, float64."""
+    rest = (COUNT - 1) - bits
+    return (bits.to(tl.float64) + 0.5) * (1.0 / COUNT), (rest.to(tl.float64) + 0.5) * (1.0 / COUNT)
+
+
+@triton.jit
+def _form(form, numbers):  # type: ignore[no-untyped-def]
+    """h of words' numbers, float64, under the three numbers at ``form`` (`dewmark.dew.form.FormKey`)."""
+    bits = _mixed(numbers.to(tl.uint64) + tl.load(form).to(tl.uint64))
+    bits = _mixed(bits ^ tl.load(form + 1).to(tl.uint64))
+    uniform, rest = _uniform((bits >> _CLASS_BITS).to(tl.int64), 1 << 48)
+    h = _normal(uniform, rest)
+    both = (bits & tl.load(form + 2).to(tl.uint64) & _CLASS).to(tl.int32)
+    both ^= both >> 8
+    both ^= both >> 4
+    both ^= both >> 2
+    both ^= both >> 1
+    return tl.where((both & 1) != 0, -h, h)
 
 
 @triton.jit
@@ -406,7 +436,15 @@ def select(  # type: ignore[no-untyped-def]
     tl.store(tops_out + row, top)
 
 
-@triton.jit(do_not_specialize=["random_stride"], do_not_specialize_on_alignment=["random"])  # type: ignore[untyped-decorator]
+@triton.jit
+def _shares(likely, has_u, has_h, alpha, tail, beta, tail_beta, used_beta):  # type: ignore[no-untyped-def]
+    """α and β of words, float32: 0 where one has no u, or no h (`dewmark.dew.noise.roots`)."""
+    of_u = tl.where(has_u, tl.where(likely, alpha, tail), 0.0)
+    of_h = tl.where(has_u, tl.where(likely, beta, tail_beta), used_beta)
+    return of_u, tl.where(has_h, of_h, 0.0)
+
+
+@triton.jit(do_not_specialize=["random_stride", "form_stride"], do_not_specialize_on_alignment=["random"])  # type: ignore[untyped-decorator]
 def align(  # type: ignore[no-untyped-def]
     ids_in,
     values,
@@ -415,6 +453,7 @@ def align(  # type: ignore[no-untyped-def]
     y_out,
     numbers_out,
     rows_out,
+    pairs_out,
     contexts_out,
     states,
     recent,
@@ -440,12 +479,17 @@ def align(  # type: ignore[no-untyped-def]
     contexts,
     W,
     W_stride,
+    form,
+    form_stride,
     vocab,
     width,
     m,
     n,
     alpha,
     tail,
+    beta,
+    tail_beta,
+    used_beta,
     strength,
     gamma,
     KEPT: constexpr,
@@ -460,8 +504,9 @@ def align(  # type: ignore[no-untyped-def]
 ):
     """Words, noise y and fresh Exp(1) numbers of each row's candidates (batch, m); biases ``values``.
 
-    ``rows_out`` are the words' rows, negative (−1 − row) for words that are extended; 0 carries no mark.
-    ``contexts_out`` (batch, 2, d_C) are the contexts of words that begin and of those that are extended.
+    ``rows_out`` are the words' rows, 0 of those without u, and −1 − row where a word is extended.
+    ``pairs_out`` are the words' numbers in their contexts, 0 of those that carry no mark. ``contexts_out``
+    (batch, 2, d_C) are the contexts of words that begin and of those that are extended.
     """
     row = tl.program_id(0).to(tl.int64)
     rank = tl.arange(0, KEPT)
@@ -487,8 +532,10 @@ def align(  # type: ignore[no-untyped-def]
     later = tl.sum(tl.where((place > 0)[:, None], vectors, 0.0), axis=0)
     latest = tl.load(contexts + own * D_C + column, mask=column < D_C, other=0.0).to(tl.float32)
     begun = tl.where(is_open, later + latest, extended)
-    begun = begun / tl.maximum(tl.sqrt(tl.sum(begun * begun, axis=0)), 1e-6)
-    extended = extended / tl.maximum(tl.sqrt(tl.sum(extended * extended, axis=0)), 1e-6)
+    begun_square = tl.sum(begun * begun, axis=0)
+    extended_square = tl.sum(extended * extended, axis=0)
+    begun = begun / tl.maximum(tl.sqrt(begun_square), 1e-6)
+    extended = extended / tl.maximum(tl.sqrt(extended_square), 1e-6)
     tl.store(contexts_out + row * 2 * D_C + column, begun, mask=column < D_C)
     tl.store(contexts_out + row * 2 * D_C + D_C + column, extended, mask=column < D_C)
     u_begun = tl.zeros((KEPT,), tl.float32)
@@ -504,27 +551,34 @@ def align(  # type: ignore[no-untyped-def]
         u_begun += tl.sum(t * v_begun[None, :], axis=1)
         u_extended += tl.sum(t * v_extended[None, :], axis=1)
     u = tl.where(begins, u_begun, u_extended)
+    # the words' numbers in the two contexts, neither of which may have occurred
+    hash_extended = tl.sum(tl.load(odd + place, mask=place < K, other=0) * (window + 1), axis=0)
+    factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
+    hashed = tl.sum(factors * (window + 1), axis=0) + tl.load(odd + K - 1) * (own + 1)
+    hash_begun = tl.where(is_open, hashed, hash_extended)
+    earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
+    again_extended = tl.load(repeated + row) != 0
+    again_begun = tl.where(is_open, tl.max((earlier == hashed).to(tl.int32), axis=0) != 0, again_extended)
+    number = tl.load(finished + row)
+    bare_begun = again_begun | (number + is_open.to(tl.int64) < K) | (begun_square == 0.0)
+    bare_extended = again_extended | (number < K) | (extended_square == 0.0)
+    bare = tl.where(begins, bare_begun, bare_extended) | (word == 0)
+    q = tl.where(bare, 0, word + tl.where(begins, hash_begun, hash_extended))
     count = tl.load(counts + row * width + word, mask=inside, other=0).to(tl.int32)
     count += (begins & is_open & (word == own)).to(tl.int32)
-    without = count >= tl.load(limits + word, mask=inside, other=0).to(tl.int32)
-    last = tl.load(odd + K - 1) * (own + 1)
-    factors = tl.load(odd + place - 1, mask=(place > 0) & (place < K), other=0)
-    hashed = tl.sum(factors * (window + 1), axis=0) + last
-    earlier = tl.load(seen + row * WINDOWS + tl.arange(0, WINDOWS))
-    again = tl.max((earlier == hashed).to(tl.int32), axis=0) != 0
-    without = without | tl.where(begins & is_open, again, tl.load(repeated + row) != 0)
-    before = tl.load(finished + row) + (begins & is_open).to(tl.int64)
-    u = tl.where(without | (before < K), 0.0, u)
-    marked = u != 0.0
+    used_up = count >= tl.load(limits + word, mask=inside, other=0).to(tl.int32)
+    word = tl.where(bare | used_up, 0, word)
+    u = tl.where(word > 0, u, 0.0)
     bits = _bits(tl.load(random + row * random_stride), ids)
-    uniform = (bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52))
-    rest = ((((1 << 52) - 1) - bits).to(tl.float64) + 0.5) * (1.0 / (1 << 52))
-    share = tl.where(rank < n, alpha, tail).to(tl.float64)
-    y = tl.sqrt(share) * u.to(tl.float64) + tl.sqrt(1.0 - share) * _normal(uniform, rest)
+    uniform, rest = _uniform(bits, 1 << 52)
+    of_u, of_h = _shares(rank < n, word > 0, q != 0, alpha, tail, beta, tail_beta, used_beta)
+    of_u, of_h = of_u.to(tl.float64), of_h.to(tl.float64)
+    y = tl.sqrt(of_u) * u.to(tl.float64) + tl.sqrt(of_h) * _form(form + row * form_stride, q)
+    y += tl.sqrt(tl.maximum(1.0 - of_u - of_h, 0.0)) * _normal(uniform, rest)
     tl.store(y_out + row * m + rank, y.to(tl.float32), mask=inside)
     tl.store(numbers_out + row * m + rank, -tl.log(uniform), mask=inside)
-    shown = tl.where(begins, word, -1 - word)
-    tl.store(rows_out + row * m + rank, tl.where(marked, shown, 0).to(tl.int32), mask=inside)
+    tl.store(rows_out + row * m + rank, tl.where(begins, word, -1 - word).to(tl.int32), mask=inside)
+    tl.store(pairs_out + row * m + rank, q, mask=inside)
     bias = strength * (2.0 * tl.sigmoid(2.0 * gamma * u) - 1.0)
     value = tl.load(values + row * m + rank, mask=inside, other=0.0)
     tl.store(values + row * m + rank, value + bias, mask=inside)
@@ -544,6 +598,18 @@ def _covariance(units, left, right, contexts, D_T: constexpr, COLUMNS: constexpr
 
 
 @triton.jit
+def _same_form(left, left_roots, right, right_roots):  # type: ignore[no-untyped-def]
+    """√(β_i β_j) (a, b) where two words have the same h, by their numbers and √β (a,) and (b,)."""
+    return tl.where(left[:, None] == right[None, :], left_roots[:, None] * right_roots[None, :], 0.0)
+
+
+@triton.jit
+def _word(shown):  # type: ignore[no-untyped-def]
+    """The words' rows, int64, as `align` shows them."""
+    return tl.where(shown < 0, -1 - shown, shown).to(tl.int64)
+
+
+@triton.jit
 def _factors(low):  # type: ignore[no-untyped-def]
     """a and b of P = aI + bM, and the next lower bound (`dewmark.dew.noise`)."""
     square = 3.0 / (1.0 + low + low * low)
@@ -560,9 +626,12 @@ def innovate(  # type: ignore[no-untyped-def]
     y,
     numbers,
     rows,
+    pairs,
     contexts,
     units,
     past_rows,
+    past_pairs,
+    past_roots,
     past_y,
     past_contexts,
     steps,
@@ -573,6 +642,10 @@ def innovate(  # type: ignore[no-untyped-def]
     n,
     alpha,
     tail,
+    beta,
+    tail_beta,
+    used_beta,
+    fresh,
     scale,
     least,
     N: constexpr,
@@ -598,6 +671,8 @@ def innovate(  # type: ignore[no-untyped-def]
     # A_pp^(−1/2), and what it makes of the noise of earlier steps
     p = tl.arange(0, PAST)
     past = tl.load(past_rows + row * PAST + p)
+    past_q = tl.load(past_pairs + row * PAST + p)
+    past_root = tl.load(past_roots + row * PAST + p)
     near = tl.zeros((PAST, PAST), tl.float32)
     near_begun = tl.zeros((PAST,), tl.float32)
     near_extended = tl.zeros((PAST,), tl.float32)
@@ -612,7 +687,7 @@ def innovate(  # type: ignore[no-untyped-def]
         here = tl.load(contexts + row * 2 * D_C + D_C + part, mask=there, other=0.0)
         near_extended += tl.sum(c * here[None, :], axis=1)
     one = p[:, None] == p[None, :]
-    A = _covariance(units, past, past, near, D_T, COLUMNS)
+    A = _covariance(units, past, past, near, D_T, COLUMNS) + _same_form(past_q, past_root, past_q, past_root)
     M = tl.where(one, 1.0, A) * scale
     root = tl.where(one, tl.sqrt(scale), 0.0)
     low = least
@@ -626,14 +701,17 @@ def innovate(  # type: ignore[no-untyped-def]
     rank = tl.arange(0, KEPT)
     inside = rank < m
     shown = tl.load(rows + row * m + rank, mask=inside, other=0)
-    word = tl.where(shown > 0, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
-    alike = tl.where((shown > 0)[:, None], near_begun[None, :], near_extended[None, :])
-    alike *= tl.sqrt(tl.where(rank < n, alpha, tail))[:, None]
-    B = tl.dot(_covariance(units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    q = tl.load(pairs + row * m + rank, mask=inside, other=0)
+    word = _word(shown)
+    of_u, of_h = _shares(rank < n, word > 0, q != 0, alpha, tail, beta, tail_beta, used_beta)
+    alike = tl.where((shown >= 0)[:, None], near_begun[None, :], near_extended[None, :])
+    alike *= tl.sqrt(of_u)[:, None]
+    A = _covariance(units, word, past, alike, D_T, COLUMNS) + _same_form(q, tl.sqrt(of_h), past_q, past_root)
+    B = tl.dot(A, root, input_precision="ieee")
     noise = tl.load(y + row * m + rank, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
-    spread = tl.sqrt(tl.maximum(1.0 - tl.sum(B * B, axis=1), tl.maximum(1.0 - alpha, 1e-3)))
+    spread = tl.sqrt(tl.maximum(1.0 - tl.sum(B * B, axis=1), fresh))
     number = tl.load(numbers + row * m + rank, mask=inside, other=float("inf"))
-    number = tl.where(shown != 0, _exponential((noise / spread).to(tl.float64)), number)
+    number = tl.where(q != 0, _exponential((noise / spread).to(tl.float64)), number)
     value = tl.load(values + row * m + rank, mask=inside, other=float("-inf")).to(tl.float64)
     times = tl.where(inside & (rank >= n), number / tl.exp(value - top), float("inf"))
     first, at = tl.min(times, axis=0, return_indices=True)
@@ -641,14 +719,19 @@ def innovate(  # type: ignore[no-untyped-def]
     i = tl.arange(0, N)
     inside = i < n
     shown = tl.load(rows + row * m + i, mask=inside, other=0)
-    begins = shown > 0
-    word = tl.where(begins, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
-    alike = tl.where(begins[:, None], near_begun[None, :], near_extended[None, :]) * tl.sqrt(alpha)
-    B = tl.dot(_covariance(units, word, past, alike, D_T, COLUMNS), root, input_precision="ieee")
+    q = tl.load(pairs + row * m + i, mask=inside, other=0)
+    begins = shown >= 0
+    word = _word(shown)
+    of_u, of_h = _shares(inside, word > 0, q != 0, alpha, tail, beta, tail_beta, used_beta)
+    form_root = tl.sqrt(of_h)
+    alike = tl.where(begins[:, None], near_begun[None, :], near_extended[None, :]) * tl.sqrt(of_u)[:, None]
+    A = _covariance(units, word, past, alike, D_T, COLUMNS) + _same_form(q, form_root, past_q, past_root)
+    B = tl.dot(A, root, input_precision="ieee")
     both = tl.sum(begun * extended, axis=0)
     alike = tl.where(begins[:, None] == begins[None, :], 1.0, both) * alpha
     one = i[:, None] == i[None, :]
-    A = tl.where(one, 1.0, _covariance(units, word, word, alike, D_T, COLUMNS))
+    A = _covariance(units, word, word, alike, D_T, COLUMNS) + _same_form(q, form_root, q, form_root)
+    A = tl.where(one, 1.0, A)
     M = (A - tl.dot(B, tl.trans(B), input_precision="ieee")) * scale
     x = tl.load(y + row * m + i, mask=inside, other=0.0) - tl.sum(B * known[None, :], axis=1)
     low = least
@@ -658,7 +741,7 @@ def innovate(  # type: ignore[no-untyped-def]
         x = tl.sum(P * x[None, :], axis=1)
         M = tl.dot(tl.dot(M, P, input_precision="ieee"), P, input_precision="ieee")
     number = tl.load(numbers + row * m + i, mask=inside, other=float("inf"))
-    number = tl.where(shown != 0, _exponential((x * tl.sqrt(scale)).to(tl.float64)), number)
+    number = tl.where(q != 0, _exponential((x * tl.sqrt(scale)).to(tl.float64)), number)
     value = tl.load(values + row * m + i, mask=inside, other=float("-inf")).to(tl.float64)
     times = tl.where(inside, number / tl.exp(value - top), float("inf"))
     likelier, place = tl.min(times, axis=0, return_indices=True)
@@ -666,22 +749,25 @@ def innovate(  # type: ignore[no-untyped-def]
     tl.store(first_out + row, tl.minimum(likelier, first))
     tl.store(chosen_out + row, tl.load(ids + row * m + at))
     # what this step has used
-    tl.debug_barrier()
+    step = tl.load(steps + row)
+    tl.debug_barrier()  # all threads have read the past
     j = tl.arange(0, USED)
     last = tl.minimum(USED, m) - 1
     used = tl.where((j == last) & (at > last), at, j)
     value = tl.load(values + row * m + used, mask=j <= last, other=float("-inf"))
     shown = tl.load(rows + row * m + used, mask=j <= last, other=0)
-    shown = tl.where(value > float("-inf"), shown, 0)
-    any_marked = tl.max((shown != 0).to(tl.int32), axis=0) > 0
-    step = tl.load(steps + row)
+    q = tl.load(pairs + row * m + used, mask=j <= last, other=0)
+    q = tl.where(value > float("-inf"), q, 0)
+    any_marked = tl.max((q != 0).to(tl.int32), axis=0) > 0
     to = row * PAST + (step % STEPS) * USED + j
     store = (j <= last) & any_marked
-    word = tl.where(shown > 0, shown, tl.where(shown < 0, -1 - shown, 0)).to(tl.int64)
+    word = tl.where(q != 0, _word(shown), 0)
+    of_u, of_h = _shares(used < n, word > 0, q != 0, alpha, tail, beta, tail_beta, used_beta)
     tl.store(past_rows + to, word, mask=store)
-    tl.store(past_y + to, tl.load(y + row * m + used, mask=shown != 0, other=0.0), mask=store)
-    c = tl.where((shown < 0)[:, None], extended[None, :], tl.where((shown > 0)[:, None], begun[None, :], 0.0))
-    c *= tl.sqrt(tl.where(used < n, alpha, tail))[:, None]
+    tl.store(past_pairs + to, q, mask=store)
+    tl.store(past_roots + to, tl.sqrt(of_h), mask=store)
+    tl.store(past_y + to, tl.load(y + row * m + used, mask=q != 0, other=0.0), mask=store)
+    c = tl.where((shown >= 0)[:, None], begun[None, :], extended[None, :]) * tl.sqrt(of_u)[:, None]
     cells = past_contexts + to[:, None] * D_C + column[None, :]
     tl.store(cells, c, mask=store[:, None] & (column < D_C)[None, :])
     tl.store(steps + row, step + any_marked.to(tl.int64))
@@ -764,7 +850,25 @@ def finish(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def leave_room(  # type: ignore[no-untyped-def]
-    ids, values, rows, drawn, gains, room, m, n, root, tail_root, scale, last, KEPT: constexpr
+    ids,
+    values,
+    rows,
+    pairs,
+    drawn,
+    gains,
+    room,
+    m,
+    n,
+    alpha,
+    tail,
+    beta,
+    tail_beta,
+    used_beta,
+    gain_kept,
+    form_kept,
+    scale,
+    last,
+    KEPT: constexpr,
 ):
     """Count what room each row's token left to the mark (`dewmark.dew.word_step.WordStates.measure`)."""
     row = tl.program_id(0).to(tl.int64)
@@ -772,20 +876,22 @@ def leave_room(  # type: ignore[no-untyped-def]
     inside = rank < m
     held = inside & (tl.load(ids + row * m + rank, mask=inside, other=-1) == tl.load(drawn + row))
     value = tl.load(values + row * m + rank, mask=inside, other=float("-inf"))
-    shown = tl.load(rows + row * m + rank, mask=held, other=0)
-    shown = tl.sum(shown, axis=0)
+    shown = tl.sum(tl.load(rows + row * m + rank, mask=held, other=0), axis=0)
+    marked = tl.sum(tl.load(pairs + row * m + rank, mask=held, other=0), axis=0) != 0
     top = tl.max(value, axis=0)
     mine = tl.max(tl.where(held, value, float("-inf")), axis=0)
     log_share = mine - top - tl.log(tl.sum(tl.exp(value - top), axis=0))
-    at = tl.minimum(tl.maximum(tl.where(shown != 0, log_share, 0.0) * scale, 0.0), last + 0.999)
+    at = tl.minimum(tl.maximum(tl.where(marked, log_share, 0.0) * scale, 0.0), last + 0.999)
     below = at.to(tl.int32)
     low = tl.load(gains + below)
     gain = low + (tl.load(gains + below + 1) - low) * (at - below)
-    likely = tl.max((held & (rank < n)).to(tl.int32), axis=0)
-    gain *= tl.where(likely != 0, root, tail_root)
-    part = tl.arange(0, 2)
-    settled = tl.load(room + row * 4 + part)
-    left = tl.load(room + row * 4 + 2 + part)
-    tl.store(room + row * 4 + part, settled + tl.where(shown >= 0, left, 0.0))
-    new = tl.where(part == 0, gain, 1.0)
-    tl.store(room + row * 4 + 2 + part, tl.where(shown != 0, new, 0.0))
+    likely = tl.max((held & (rank < n)).to(tl.int32), axis=0) != 0
+    of_u, of_h = _shares(likely, _word(shown) > 0, marked, alpha, tail, beta, tail_beta, used_beta)
+    part = tl.arange(0, 4)
+    left = tl.load(room + row * 8 + 4 + part)
+    settled = tl.load(room + row * 8 + part) + tl.where((shown >= 0) | (marked == 0), left, 0.0)
+    tl.store(room + row * 8 + part, settled)
+    share = tl.where(part < 2, of_u, of_h)
+    kept = tl.where(part < 2, gain_kept, form_kept)
+    new = tl.where(part % 2 == 0, kept * tl.sqrt(share) * gain, (share > 0.0).to(tl.float32))
+    tl.store(room + row * 8 + 4 + part, new)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import warnings
 from collections.abc import Callable
@@ -32,7 +31,8 @@ _GROUPS = 4  # that one program reads to keep their maxima
 _TILE = 2048  # tokens that one program of the race reads
 _CHUNK = 4096  # tokens that a filter over a whole row reads at once
 _COLUMNS = 32  # coordinates of word vectors that one program holds at once
-_STRIDED = {"tokens": 2, "logits": 1, "random": 1, "W": 1}  # leading dimensions whose strides are given
+_STRIDED = {"tokens": 2, "logits": 1, "random": 1, "W": 1, "form": 1}
+"""Leading dimensions whose strides are given."""
 
 
 class Tables(Protocol):
@@ -202,6 +202,7 @@ def draw_words(
     tables: Tables,
     state: RaceState,
     W: torch.Tensor,
+    form: torch.Tensor,
     scores: torch.Tensor,
     random: torch.Tensor,
     options: torch.Tensor,
@@ -212,9 +213,9 @@ def draw_words(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw each row's next token from logits (batch, vocab): ids (batch,), and which rows were usable.
 
-    ``W`` is (d_T, d_C), or (batch, d_T, d_C) for rows of different keys; ``random`` (batch, 1) int64;
-    ``options`` (batch, 4) float32 are temperature, top-k (or infinity), top-p and min-p, and ``filtered``
-    says whether any row has a filter.
+    ``W`` (d_T, d_C) and ``form`` (3,) int64, two secret words and a message, are a key's, or those of each
+    row, (batch, d_T, d_C) and (batch, 3). ``random`` is (batch, 1) int64; ``options`` (batch, 4) float32 are
+    temperature, top-k (or infinity), top-p and min-p, and ``filtered`` says whether any row has a filter.
     """
     from dewmark.cuda import race_kernels
 
@@ -252,9 +253,11 @@ def draw_words(
         num_warps=8,
     )
     y, numbers = new((batch, m)), new((batch, m), dtype=torch.float64)
-    W = W.expand(batch, -1, -1)
+    W, form = W.expand(batch, -1, -1), form.expand(batch, -1)
     (d_T, d_C), k = W.shape[1:], state.recent.shape[1]
-    rows, contexts = new((batch, m), dtype=torch.int32), new((batch, 2, d_C))
+    rows, pairs = new((batch, m), dtype=torch.int32), new((batch, m), dtype=torch.long)
+    contexts, n = new((batch, 2, d_C)), min(mixture.independent, m)
+    shares = (mixture.alpha, mixture.tail, mixture.beta, mixture.tail_beta, mixture.used_beta)
     align = _launcher(race_kernels.align, scores, batch)
     align(
         ids,
@@ -264,6 +267,7 @@ def draw_words(
         y,
         numbers,
         rows,
+        pairs,
         contexts,
         *state[:7],
         *_trie(tables),
@@ -272,12 +276,13 @@ def draw_words(
         tables.contexts,
         W,
         W.stride(0),
+        form,
+        form.stride(0),
         len(tables.breaks),
         state.counts.shape[1],
         m,
-        min(mixture.independent, m),
-        mixture.alpha,
-        mixture.tail,
+        n,
+        *shares,
         mixture.strength,
         mixture.gamma,
         KEPT=kept,
@@ -292,7 +297,6 @@ def draw_words(
         num_warps=8,
     )
     first, chosen = new((batch,), dtype=torch.float64), new((batch,), dtype=torch.long)
-    n = min(mixture.independent, m)
     innovate = _launcher(race_kernels.innovate, scores, batch)
     innovate(
         ids,
@@ -300,9 +304,12 @@ def draw_words(
         y,
         numbers,
         rows,
+        pairs,
         contexts,
         tables.units,
         state.past_rows,
+        state.past_pairs,
+        state.past_roots,
         state.past_y,
         state.past_contexts,
         state.steps,
@@ -311,8 +318,8 @@ def draw_words(
         chosen,
         m,
         n,
-        mixture.alpha,
-        mixture.tail,
+        *shares,
+        mixture.fresh,
         mixture.scale,
         mixture.least,
         N=_room(n, 16),
@@ -333,13 +340,15 @@ def draw_words(
         ids,
         values,
         rows,
+        pairs,
         tokens,
         gains,
         state.room,
         m,
         n,
-        mixture.gain_kept * math.sqrt(mixture.alpha),
-        mixture.gain_kept * math.sqrt(mixture.tail),
+        *shares,
+        mixture.gain_kept,
+        mixture.form_kept,
         (len(gains) - 1) / LEAST,
         len(gains) - 2,
         KEPT=kept,
