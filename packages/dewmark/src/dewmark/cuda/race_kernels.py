@@ -562,7 +562,8 @@ def align(  # type: ignore[no-untyped-def]
     number = tl.load(finished + row)
     bare_begun = again_begun | (number + is_open.to(tl.int64) < K) | (begun_square == 0.0)
     bare_extended = again_extended | (number < K) | (extended_square == 0.0)
-    bare = tl.where(begins, bare_begun, bare_extended) | (word == 0)
+    value = tl.load(values + row * m + rank, mask=inside, other=float("-inf"))
+    bare = tl.where(begins, bare_begun, bare_extended) | (word == 0) | (value == float("-inf"))
     q = tl.where(bare, 0, word + tl.where(begins, hash_begun, hash_extended))
     count = tl.load(counts + row * width + word, mask=inside, other=0).to(tl.int32)
     count += (begins & is_open & (word == own)).to(tl.int32)
@@ -580,7 +581,6 @@ def align(  # type: ignore[no-untyped-def]
     tl.store(rows_out + row * m + rank, tl.where(begins, word, -1 - word).to(tl.int32), mask=inside)
     tl.store(pairs_out + row * m + rank, q, mask=inside)
     bias = strength * (2.0 * tl.sigmoid(2.0 * gamma * u) - 1.0)
-    value = tl.load(values + row * m + rank, mask=inside, other=0.0)
     tl.store(values + row * m + rank, value + bias, mask=inside)
 
 
@@ -757,8 +757,8 @@ def innovate(  # type: ignore[no-untyped-def]
     value = tl.load(values + row * m + used, mask=j <= last, other=float("-inf"))
     shown = tl.load(rows + row * m + used, mask=j <= last, other=0)
     q = tl.load(pairs + row * m + used, mask=j <= last, other=0)
-    q = tl.where(value > float("-inf"), q, 0)
-    any_marked = tl.max((q != 0).to(tl.int32), axis=0) > 0
+    free = tl.max(((j == 1) & (value > float("-inf"))).to(tl.int32), axis=0) > 0  # there was a choice
+    any_marked = free & (tl.max((q != 0).to(tl.int32), axis=0) > 0)
     to = row * PAST + (step % STEPS) * USED + j
     store = (j <= last) & any_marked
     word = tl.where(q != 0, _word(shown), 0)
