@@ -21,7 +21,7 @@ from dewmark.scheme import Needs
 from dewmark.stats import scan
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import key_test
-from dewmark.types import Detection, Looks, Verdict
+from dewmark.types import Detection, Extent, Looks, Verdict
 from dewmark.verdict import MIN_SEARCHED
 from dewmark.workspace import Tokenized
 
@@ -340,6 +340,71 @@ class TestEveryLookIsPaidFor:
         both, _ = judged(monkeypatch, [key], [own], searched, versions=[translated])
         assert (alone.looks.attempts, both.looks.attempts) == (1, 2)
         assert (alone.p_value, both.p_value) == (pytest.approx(0.0075), pytest.approx(0.015))
+
+
+class TwoViews(NoiseBound):
+    """A scheme that searches a text by two sums, which vary alike."""
+
+    def views(self, evidence):
+        return [evidence, dataclasses.replace(evidence, scores=-evidence.scores)]
+
+
+class RingOfTwoViews(TwoViews):
+    n_hypotheses = 32
+
+
+TwoViews.__abstractmethods__ = RingOfTwoViews.__abstractmethods__ = frozenset()
+
+
+class TestEveryViewIsPaidFor:
+    @pytest.mark.parametrize(("kind", "looks"), [(TwoViews, 2), (RingOfTwoViews, 64)])
+    def test_a_search_of_two_views(self, monkeypatch, kind, looks):
+        key = kind(1)
+        views = [scan.NOTHING_FOUND, found_at(window(10, 60, 1e-5))]
+        quiet = [result(0.5, key=key.fingerprint)]
+        located, asked = judged(monkeypatch, [key], quiet, views)
+        assert asked["levels"] == [pytest.approx(0.01 * 0.2 / looks)] * 2
+        assert asked["known"] == [pytest.approx(0.05 * 0.2 / looks)] * 2
+        assert located.p_value == pytest.approx(looks * 1e-5 / 0.2)
+        assert [each.p_value for each in located.passages] == [pytest.approx(looks * 1e-5 / 0.2)]
+
+    def test_two_views_where_the_whole_text_is_significant(self, monkeypatch):
+        key = TwoViews(1)
+        views = [found_at(window(0, 60, 1e-4)), found_at(window(40, 100, 1e-8), window(200, 250, 1e-5))]
+        located, asked = judged(monkeypatch, [key], [result(1e-9, key=key.fingerprint)], views)
+        assert asked["levels"] == [pytest.approx(0.005)] * 2
+        # where they overlap, the more significant stays
+        assert [(each.start, each.p_value) for each in located.passages] == [
+            (40, pytest.approx(2e-8)),
+            (200, pytest.approx(2e-5)),
+        ]
+
+    @pytest.mark.parametrize(("p_like", "extent"), [(0.004, Extent.PART), (0.006, None)])
+    def test_the_rest_of_the_view_that_found_most(self, monkeypatch, p_like, extent):
+        key = TwoViews(1)
+        rests = [scan.Rest(300, 300.0, 5.0, 1e-6, 1.0), scan.Rest(300, 300.0, 0.0, 0.5, p_like)]
+        views = [
+            dataclasses.replace(found_at(window(0, 60, p)), rest=rest)
+            for p, rest in zip((1e-4, 1e-8), rests, strict=True)
+        ]
+        located, _ = judged(monkeypatch, [key], [result(1e-9, key=key.fingerprint)], views)
+        assert (located.coverage.extent, located.coverage.p_rest) == (extent, 0.5)
+
+    def test_false_alarms_of_two_independent_views(self, one_search):
+        """Of the whole text or of a passage in either view, over 400 keys."""
+        level, keys = 0.05, [TwoIndependentViews(number) for number in range(400)]
+        found = [locate("x" * MIN_SEARCHED, key, fpr=level) for key in keys]
+        margin = 3.0 * math.sqrt(level * (1.0 - level) / len(keys))
+        assert 0.5 * level - margin < np.mean([each.is_marked for each in found]) <= level + margin
+        assert all(each.is_marked or not each.passages for each in found)
+
+
+class TwoIndependentViews(NoiseBound):
+    def views(self, evidence):
+        return [evidence, self._evidence("y" * len(evidence))]
+
+
+TwoIndependentViews.__abstractmethods__ = frozenset()
 
 
 def test_a_text_has_one_p_value_at_all_levels(one_search):

@@ -14,7 +14,7 @@ from scipy.special import ndtri, ndtri_exp
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
-from dewmark.dew.word_step import FORM_KEPT, GAIN_KEPT
+from dewmark.dew.word_step import GAIN_KEPT
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
 from dewmark.hosts.fake import FakeHost
@@ -122,7 +122,7 @@ def test_words_count_once_after_the_first_three(bind) -> None:
         assert not (meaning & ~form).any()
         alpha = torch.where(ranks < 32, 0.65, 0.3)
         beta = torch.where(meaning, torch.where(ranks < 32, 0.3, 0.6), 0.9)  # 0.9: a row that is used up
-        for column, share, kept, counts in ((0, alpha, GAIN_KEPT, meaning), (2, beta, FORM_KEPT, form)):
+        for column, share, kept, counts in ((0, alpha, GAIN_KEPT, meaning), (2, beta, 1.0, form)):
             expected = torch.where(counts, kept * share.sqrt() * left, 0.0)
             torch.testing.assert_close(new[:, column], expected, rtol=1e-4, atol=1e-4)
         before, ids = after, torch.cat((ids, chosen.unsqueeze(1)), dim=1)

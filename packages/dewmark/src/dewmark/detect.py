@@ -327,7 +327,10 @@ def _examined(
     known = level_of_key(_MAX_SEARCH_P, looks) * (1.0 - WHOLE_SHARE)
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
-    searches = {k: min(hit.p_value * evidence[k].hypotheses, 1.0) for k, hit in passages.items()}
+    searches = {
+        k: min(min(hit.p_value for hit in views) * evidence[k].hypotheses, 1.0)
+        for k, views in passages.items()
+    }
     results = [whole for version in versions for whole in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)
     version, index = divmod(decision.index, n)  # results are version by version, key by key
@@ -339,7 +342,7 @@ def _examined(
             found.share = 1.0 / found.hypotheses
             evidence[index] = found
             passages |= search_passages({index: found}, level)
-        marked = {k: hit for k, hit in passages.items() if p_values[k] <= fpr}
+        marked = {k: views for k, views in passages.items() if p_values[k] <= fpr}
         coverage = coverage_of(index, evidence, marked, looks, fpr=fpr)
     return Examined(
         **{field.name: getattr(decision, field.name) for field in dataclasses.fields(Decision)}

@@ -1,14 +1,15 @@
 """The marked passages of a text: evidence, search, and from units to characters.
 
-Passages are found for every scheme that gives `Evidence` whose parts can be tested by themselves. Keys under
-which a text's scores vary together in the same way share the search. The statistics are in
+Passages are found for every scheme that gives `Evidence` whose parts can be tested by themselves. A scheme
+may have several views of a text (`BoundScheme.views`), each of which is searched at its part of the level.
+Keys under which a text's scores vary together in the same way share the search. The statistics are in
 `dewmark.stats.scan`, `dewmark.detect` decides with them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KeyEvidence:
-    """A text and its evidence under one key, whose search has this ``share`` of the key's level."""
+    """A text and the views of its evidence under one key; each has this ``share`` of the key's level."""
 
     tokenized: Tokenized
-    evidence: Evidence
+    views: Sequence[Evidence]
     bound: BoundScheme
     share: float = 1.0
 
@@ -39,23 +40,23 @@ class KeyEvidence:
     def of(cls, bound: BoundScheme, reading: Reading) -> KeyEvidence | None:
         """The evidence of a reading, or None if its parts cannot be tested by themselves."""
         found = bound.evidence([reading]) if bound.finds_passages else None
-        return None if found is None else cls(reading.text, next(iter(found)), bound)
+        return None if found is None else cls(reading.text, bound.views(next(iter(found))), bound)
 
     @property
     def hypotheses(self) -> int:
-        """The uses of the key (members, payloads, epochs) among which detection chooses."""
-        return self.bound.n_hypotheses
+        """The uses of the key (members, payloads, epochs) among which detection chooses, in each view."""
+        return self.bound.n_hypotheses * len(self.views)
 
     def own_test(self) -> Test:
         """The first of the scheme's tests that applies to a passage.
 
         It is chosen when a passage is first tested: a search tests none of most texts under most keys.
         """
-        bound = self.bound
+        bound, whole = self.bound, self.views[0]
 
         @functools.cache
         def chosen() -> str | None:
-            tested = ((name, bound.test(self.evidence, test=name)) for name in bound.tests)
+            tested = ((name, bound.test(whole, test=name)) for name in bound.tests)
             return next((name for name, found in tested if found.effective_length > 0.0), None)
 
         def own_test(passage: Evidence) -> Statistic:
@@ -67,58 +68,69 @@ class KeyEvidence:
 
 def search_passages(
     evidence: Mapping[int, KeyEvidence], level: float, known: float = 0.0
-) -> dict[int, Found]:
-    """Search a text under every key; keys with the same covariance share the work.
+) -> dict[int, list[Found]]:
+    """Search every view of a text under every key; those with the same covariance share the work.
 
-    ``level`` is that of one key, of which each has its share; p-values up to ``known`` are reported whatever
-    the level is.
+    ``level`` is that of one key, of which each view has its share; p-values up to ``known`` are reported
+    whatever the level is.
     """
     from dewmark.stats.scan import search  # most texts are short and not marked, and need no search
 
-    found: dict[int, Found] = {}
-    groups: list[dict[int, KeyEvidence]] = []
+    found: dict[int, list[Found]] = {k: [] for k in evidence}
+    groups: list[list[tuple[int, Evidence]]] = []
     for k, mine in evidence.items():
-        same = (each for each in groups if _same_text(next(iter(each.values())).evidence, mine.evidence))
-        group = next(same, None)
-        if group is None:
-            groups.append(group := {})
-        group[k] = mine
+        for view in mine.views:
+            group = next((each for each in groups if _same_text(each[0][1], view)), None)
+            if group is None:
+                groups.append(group := [])
+            group.append((k, view))
+    tests = {k: mine.own_test() for k, mine in evidence.items()}
     for group in groups:
-        some = list(group.values())
         results = search(
-            [each.evidence for each in some],
-            levels=[level * each.share for each in some],
-            known=[known / each.hypotheses for each in some],
-            tests=[each.own_test() for each in some],
+            [view for _, view in group],
+            levels=[level * evidence[k].share for k, _ in group],
+            known=[known / evidence[k].hypotheses for k, _ in group],
+            tests=[tests[k] for k, _ in group],
         )
-        found.update(zip(group, results, strict=True))
-    return {k: found[k] for k in evidence}
+        for (k, _), result in zip(group, results, strict=True):
+            found[k].append(result)
+    return found
 
 
 def _same_text(a: Evidence, b: Evidence) -> bool:
     """Whether two evidences differ in their scores only."""
-    names = ("positions", "weights", "T", "C")
+    names = ("positions", "weights", "T", "C", "own")
     pairs = ((getattr(a, name), getattr(b, name)) for name in names)
     return a.kernel == b.kernel and all(x is y or np.array_equal(x, y) for x, y in pairs)
 
 
 def coverage_of(
-    best: int, evidence: Mapping[int, KeyEvidence], found: Mapping[int, Found], looks: Looks, *, fpr: float
+    best: int,
+    evidence: Mapping[int, KeyEvidence],
+    found: Mapping[int, Sequence[Found]],
+    looks: Looks,
+    *,
+    fpr: float,
 ) -> Coverage | None:
-    """Where the mark is, by the passages found under each key and by the rest under the ``best`` one."""
+    """Where the mark is, by the passages found under each key and by the rest under the ``best`` one.
+
+    The rest is that of the view that found most.
+    """
     marked = [
         _passage(evidence[k], segment, p_value)
-        for k, each in found.items()
+        for k, views in found.items()
+        for each in views
         for segment in each.segments
         if (p_value := corrected(segment.corrected, looks, share=evidence[k].share)) <= fpr
     ]
     if not marked or best not in found:
         return None
-    passages, rest, extent = _disjoint(marked), found[best].rest, None
+    passages, extent = _disjoint(marked), None
+    rest = min(found[best], key=lambda each: each.p_value).rest
     if rest is not None:
         if rest.effective_length < MIN_EFFECTIVE_LENGTH or rest.p_value < fpr:
             extent = Extent.WHOLE
-        elif rest.p_like_segments < fpr:
+        elif rest.p_like_segments * len(found[best]) < fpr:
             extent = Extent.PART
     units = len(evidence[best].tokenized.offsets)
     return Coverage(
@@ -152,7 +164,7 @@ def _passage(mine: KeyEvidence, segment: Segment, p_value: float) -> Passage:
 
 
 def _disjoint(passages: Iterable[Passage]) -> list[Passage]:
-    """In order; where passages of two keys overlap, the one with the smaller p-value."""
+    """In order; where passages of two keys or views overlap, the one with the smaller p-value."""
     kept: list[Passage] = []
     for passage in sorted(passages, key=lambda each: each.p_value):
         if all(passage.end <= other.start or passage.start >= other.end for other in kept):

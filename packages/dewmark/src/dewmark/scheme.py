@@ -333,6 +333,13 @@ class BoundScheme(ABC):
         """Whether passages can be tested by themselves, by their `evidence`."""
         return type(self).evidence is not BoundScheme.evidence
 
+    def views(self, evidence: Evidence) -> Sequence[Evidence]:
+        """By what the passages of a text are searched: sums that share the level alike.
+
+        The first is its evidence. How many there are depends on the text and on what the detector knows.
+        """
+        return [evidence]
+
     def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """Apply one of the tests to the evidence of a text, or of a passage of it.
 
@@ -469,6 +476,6 @@ def make_detection(
 
 
 def token_scores(text: Tokenized, evidence: Evidence) -> TokenScores:
-    """Every unit of the text with its alignment and its offsets."""
-    scores = np.append(evidence.alignments, 0.0)[evidence.positions].tolist()
-    return TokenScores(text.text, text.offsets, scores, (evidence.positions >= 0).tolist())
+    """Every unit of the text with what its evidence shows of it, and its offsets."""
+    scores, scored = evidence.shown
+    return TokenScores(text.text, text.offsets, scores.tolist(), scored.tolist())

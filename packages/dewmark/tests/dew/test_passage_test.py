@@ -12,7 +12,7 @@ import pytest
 from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.detect import detect_texts, score_text
-from dewmark.dew.matrix import KeyedEvidence, flattened, passage_test
+from dewmark.dew.matrix import KeyedEvidence, UseKey, flattened, passage_test
 from dewmark.dew.scheme import DEW
 from dewmark.encoders.contexts import register_texts
 from dewmark.stats import scan
@@ -48,11 +48,16 @@ def test_a_whole_text_as_a_passage_is_the_key_test(bound) -> None:
     text = " ".join(register_texts()[:3])
     (evidence,) = evidence_of(bound, bound.tokenize([text]), bound.tokenize([""]))
     assert evidence.extra > 0
-    passage = dataclasses.replace(evidence, whole=None)
+    meaning, joint = (
+        bound.test(dataclasses.replace(each, whole=None), test="key") for each in bound.views(evidence)
+    )
     whole = score_text(bound, text)
-    assert bound.test(evidence, test="key").z == pytest.approx(whole.z, abs=1e-9)
-    assert bound.test(passage, test="key").z == pytest.approx(whole.z, abs=1e-4)
-    assert key_test(evidence).z == pytest.approx(whole.z, abs=1e-3)
+    found = bound.test(evidence, test="key")
+    assert found.z == pytest.approx(whole.z, abs=1e-9)
+    assert (joint.z, joint.z_form) == (pytest.approx(whole.z, abs=1e-4), pytest.approx(found.z_form))
+    assert joint.effective_length == pytest.approx(whole.effective_length, rel=1e-5)
+    assert (meaning.z, meaning.z_meaning) == (pytest.approx(found.z_meaning, abs=1e-4),) * 2
+    assert key_test(evidence).z == pytest.approx(found.z_meaning, abs=1e-3)
     assert "W=" not in repr(evidence)
 
 
@@ -68,7 +73,8 @@ def test_the_z_of_a_passage_is_standard_normal_over_keys(windows) -> None:
     rng = np.random.default_rng(1)
     z = [
         passage_test(
-            dataclasses.replace(each, W=rng.standard_normal(each.W.shape, dtype=np.float32)), limit=1.75
+            dataclasses.replace(each, key=UseKey(rng.standard_normal((128, 128), dtype=np.float32))),
+            limit=1.75,
         ).z
         for each in windows[:3]
         for _ in range(150)
@@ -92,8 +98,8 @@ def test_a_window_that_only_the_common_part_makes_significant_is_no_passage(boun
     (evidence,) = evidence_of(bound, tokenized, bound.tokenize([""]))
     words = slice(evidence.pairs)
     left, _, right = np.linalg.svd((evidence.T[words] * evidence.weights[words, None]).T @ evidence.C[words])
-    W = np.random.default_rng(2).standard_normal(bound.W.shape) + 9.0 * np.outer(left[:, 0], right[0])
-    biased = bound.under(W.astype(np.float32))
+    W = np.random.default_rng(2).standard_normal((128, 128)) + 9.0 * np.outer(left[:, 0], right[0])
+    biased = bound.under(UseKey(W.astype(np.float32), bound.own.form))
     (under,) = evidence_of(biased, tokenized, biased.tokenize([""]))
     prepared = Search(under)
     plain = prepared.scan(prepared.z(under.scores[:, None])[:, 0])
@@ -130,7 +136,7 @@ def test_a_passage_ends_where_the_text_repeats_itself(bound, monkeypatch) -> Non
     rng, test = np.random.default_rng(11), functools.partial(passage_test, limit=bound.scheme.flatten)
     for _ in range(40):
         W = rng.standard_normal(matrix.F.shape) + (T * shift[:, None]).T @ C
-        (found,) = scan.search([matrix.under(W.astype(np.float32))], levels=[0.01], tests=[test])
+        (found,) = scan.search([matrix.under(UseKey(W.astype(np.float32)))], levels=[0.01], tests=[test])
         covered = np.zeros(len(text), dtype=bool)
         for each in found.segments:
             covered[offsets[each.start][0] : offsets[each.end - 1][1]] = True

@@ -103,6 +103,24 @@ def test_blocks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch, kernel, l
     assert score_variance(found) == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [(1.0,), tanh_kernel(GAMMA)])
+@pytest.mark.parametrize("limit", [0, kt.LINEAR_LIMIT])
+def test_a_variance_of_their_own_is_added_to_the_scores(monkeypatch, kernel, limit: int) -> None:
+    """It stands on the diagonal of the covariance, in blocks as in the whole, and in the sizes."""
+    T, C = text_like(150)
+    rng = np.random.default_rng(0)
+    w, own = rng.integers(1, 4, size=150).astype(float), rng.random(150)
+    plain = dataclasses.replace(evidence(T, C, w=w), kernel=kernel)
+    found = dataclasses.replace(plain, own=own)
+    monkeypatch.setattr(kt, "LINEAR_LIMIT", limit)
+    monkeypatch.setattr(kt, "BLOCK", 32)
+    assert score_variance(found) == pytest.approx(score_variance(plain) + w**2 @ own, rel=1e-5)
+    rows, columns = rng.permutation(150)[:90], slice(20, 110)
+    added = kt.covariance(found, rows, columns) - kt.covariance(plain, rows, columns)
+    np.testing.assert_allclose(added, np.diag(own)[rows][:, columns], atol=1e-6)
+    assert found.variance * found.sizes == pytest.approx(plain.variance + own)
+
+
 @pytest.mark.parametrize(
     "coefficients", [(0.7,), (0.7, 0.0, 0.2), (0.7, 0.0, 0.2, 0.0, 0.1), (0.7, 0.2), (0.6, 0.1, 0.3)]
 )

@@ -104,6 +104,48 @@ def test_each_window_has_the_z_of_the_key_test_on_its_units_alone(text, windows)
         assert statistic.effective_length >= module.MIN_EFFECTIVE_LENGTH - 1e-3
 
 
+def test_scores_with_a_variance_of_their_own(text):
+    """Each window and the rest are tested with it, and family-wise p-values hold over keys."""
+    rng, keys, level = np.random.default_rng(4), 1000, 0.1
+    own = rng.uniform(0.0, 0.3, size=len(text))
+    blank, units = dataclasses.replace(text, own=own), Units.of(text)
+    scores = scores_under_keys(text, keys) + rng.standard_normal((keys, len(text))) * np.sqrt(own)
+    found = under(blank, scores[0])
+    windows, prepared = scan(found), Search(blank)
+    for w in rng.choice(len(windows.z), size=10, replace=False):
+        part = module.restrict(found, units[windows.start[w] : windows.end[w]])
+        assert windows.z[w] == pytest.approx(key_test(part).z, rel=1e-4, abs=1e-5)
+    z = prepared.z(scores.T)
+    assert np.var(z, axis=1).mean() == pytest.approx(1.0, abs=math.sqrt(2.0 / keys))
+    alarms = np.mean([prepared.scan(each).corrected.min() <= level for each in z.T])
+    margin = 3.5 * math.sqrt(level * (1.0 - level) / keys)
+    assert 0.5 * level - margin < alarms <= level + margin
+    outside = np.arange(len(units)) >= 120
+    rests = [module.rest_of(under(blank, each), units, outside, windows, [0]).z for each in scores]
+    assert np.mean(rests) == pytest.approx(0.0, abs=4.0 / math.sqrt(keys))
+    assert np.std(rests) == pytest.approx(1.0, abs=4.0 / math.sqrt(2 * keys))
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_pairs_without_rows_are_left_out_of_the_covariance(monkeypatch, share):
+    """Their variances are summed beside it: windows and the law of the least q are the same."""
+    rng, n = np.random.default_rng(6), 150
+    T = normalize_rows(rng.normal(size=(n, 12)) + 0.3) * (rng.random((n, 1)) >= share)
+    C = normalize_rows(rng.normal(size=(n, 12)) + 0.3)
+    counts = np.where(T.any(axis=1) & (rng.random(n) < 0.1), 2.0, 1.0)
+    positions = rng.permutation(np.repeat(np.arange(n), counts.astype(int)))
+    own = np.where(T.any(axis=1), 0.1, rng.uniform(0.2, 1.0, size=n))
+    none = np.zeros(n)
+    text = Evidence(none, none, counts, positions, T, C, (1.0,), unit_rows=False, own=own)
+    apart = Search(text, draws=4000)
+    assert len(apart._whole._covariance) == np.count_nonzero(T.any(axis=1))
+    monkeypatch.setattr(module, "_without_rows", lambda evidence, pairs: np.zeros(len(pairs), dtype=bool))
+    together = Search(text, draws=4000)
+    np.testing.assert_array_equal(apart.windows.start, together.windows.start)
+    np.testing.assert_allclose(apart._deviation, together._deviation, rtol=1e-5)
+    np.testing.assert_allclose(apart._crowding, together._crowding, rtol=0.1)
+
+
 def test_the_family_covers_the_text_at_every_length(windows, text):
     length = len(Units.of(text))
     sizes = windows.end - windows.start

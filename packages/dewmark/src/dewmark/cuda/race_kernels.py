@@ -865,7 +865,6 @@ def leave_room(  # type: ignore[no-untyped-def]
     tail_beta,
     used_beta,
     gain_kept,
-    form_kept,
     scale,
     last,
     KEPT: constexpr,
@@ -892,6 +891,6 @@ def leave_room(  # type: ignore[no-untyped-def]
     settled = tl.load(room + row * 8 + part) + tl.where((shown >= 0) | (marked == 0), left, 0.0)
     tl.store(room + row * 8 + part, settled)
     share = tl.where(part < 2, of_u, of_h)
-    kept = tl.where(part < 2, gain_kept, form_kept)
+    kept = tl.where(part < 2, gain_kept, 1.0)
     new = tl.where(part % 2 == 0, kept * tl.sqrt(share) * gain, (share > 0.0).to(tl.float32))
     tl.store(room + row * 8 + 4 + part, new)

@@ -89,7 +89,6 @@ class Mixture(NamedTuple):
     steps: int  # whose noise is remembered
     kept: int  # candidates of each of them
     gain_kept: float  # the share of √α g(p) that is found
-    form_kept: float  # the share of √β g(p)
     scale: float  # 1 / a bound of the largest eigenvalue
     least: float  # of the root of the smallest eigenvalue after scaling
     rounds: int  # of the iteration for the root
@@ -348,7 +347,6 @@ def draw_words(
         n,
         *shares,
         mixture.gain_kept,
-        mixture.form_kept,
         (len(gains) - 1) / LEAST,
         len(gains) - 2,
         KEPT=kept,

@@ -33,10 +33,12 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64
+from dewmark.arrays import F32, F64, U64, Mask
 from dewmark.core.keys import KeyStream
 from dewmark.dew.form import FormKey, FormPairs
 from dewmark.dew.reading import Pairs
@@ -99,6 +101,55 @@ class KeyedEvidence(Evidence):
 
     key: UseKey | None = field(default=None, repr=False)
 
+    @property
+    def shown(self) -> tuple[F64, Mask]:
+        """What is shown of each word, (L,): u, h, or (u + h)/√2 where it has both; and whether it has any."""
+        shown, scored = super().shown
+        if isinstance(self.whole, TextMatrix) and self.key is not None and self.key.form is not None:
+            form, meant = self.whole.form, self.whole.pairs.positions >= 0
+            h, places = self.key.form.noise(form.numbers), form.places
+            shown[places] = np.where(meant[places], (shown[places] + h) / math.sqrt(2.0), h)
+            scored[places] = True
+        return shown, scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointEvidence(KeyedEvidence):
+    """Meaning and form in one sum: a pair's score is u + b v h / w, with h of the word where it first occurs.
+
+    b makes the two sums of the whole text vary alike. Words that have only form are further pairs, without
+    rows; ``meant`` (N,) says which pairs have a meaning. ``numbers`` (N,) and ``v`` (N,) are those of the
+    words whose h counts; v is 0 where none does.
+    """
+
+    of_pairs: ClassVar[tuple[str, ...]] = ("meant", "numbers", "v")
+
+    meant: Mask
+    numbers: U64
+    v: F64
+
+    @property
+    def meaning(self) -> KeyedEvidence:
+        """Its pairs that have a meaning, without their places."""
+        some = np.flatnonzero(self.meant[: self.pairs])
+        return KeyedEvidence(
+            scores=self.scores[some],
+            alignments=self.alignments[some],
+            weights=self.weights[some],
+            positions=np.arange(len(some)),
+            T=self.T[some],
+            C=self.C[some],
+            kernel=self.kernel,
+            unit_rows=False,
+            key=self.key,
+        )
+
+    @property
+    def form(self) -> FormPairs:
+        """Its words whose h counts."""
+        some = np.flatnonzero(self.v)
+        return FormPairs(self.numbers[some], some, self.v[some])
+
 
 @dataclass(frozen=True)
 class TextMatrix:
@@ -144,7 +195,7 @@ class TextMatrix:
         return self.blank.effective_length(self.square)
 
     def under(self, key: UseKey) -> KeyedEvidence:
-        """The evidence under a key: u of every pair, on its own scale for display."""
+        """The evidence of meaning under a key: u of every pair, on its own scale for display."""
         n, T = self.blank.pairs, np.asarray(self.blank.T)
         u: F32 = np.einsum("ij,ij->i", T @ key.W, self.blank.C)
         norms = np.ones(len(u), dtype=np.float32)
@@ -152,11 +203,53 @@ class TextMatrix:
         shown = np.divide(u, norms, out=np.zeros_like(u), where=norms > 0.0)
         return dataclasses.replace(self.blank, scores=u.astype(np.float64), alignments=shown, key=key)
 
+    @functools.cached_property
+    def joint(self) -> JointEvidence | None:
+        """The evidence of meaning and form together, with all scores 0; None if one of them is missing."""
+        blank, form = self.blank, self.form
+        if self.square <= TINY or form.square == 0.0:
+            return None
+        n, pair = blank.pairs, blank.positions[form.places]
+        (alone,) = np.nonzero(pair < 0)
+        pair[alone] = n + np.arange(len(alone))
+        positions = blank.positions.copy()
+        positions[form.places] = pair
+        rows = ("scores", "alignments", "weights", "T", "C")
+        made = vars(blank) | {name: _widened(getattr(blank, name), n, len(alone)) for name in rows}
+        weights = made["weights"]
+        weights[n : n + len(alone)] = 1.0
+        numbers, v = np.zeros(len(weights), dtype=np.uint64), np.zeros(len(weights))
+        numbers[pair], v[pair] = form.numbers, form.weights
+        own = self.square / form.square * np.square(v / weights)
+        made |= {"positions": positions, "comparable": False, "own": own}
+        meant = _widened(np.ones(len(blank), dtype=bool), n, len(alone))
+        return JointEvidence(**made, meant=meant, numbers=numbers, v=v)
+
+    def views(self, evidence: KeyedEvidence) -> Sequence[KeyedEvidence]:
+        """The evidence of this text under a key, and the joint one if the key tells h."""
+        key, joint = evidence.key, self.joint
+        if key is None or key.form is None or joint is None:
+            return [evidence]
+        assert joint.own is not None
+        u, shown = (
+            _widened(rows, evidence.pairs, len(joint) - len(evidence))
+            for rows in (evidence.scores, evidence.alignments)
+        )
+        scores = u + np.sqrt(joint.own) * key.form.noise(joint.numbers)
+        return [evidence, dataclasses.replace(joint, scores=scores, alignments=shown, key=key)]
+
     def test(self, key: UseKey) -> Statistic:
         """The key test under a key."""
         z = float(z_scores(self.F[None], np.array([self.square]), key.W[None])[0, 0])
         z_form = math.nan if key.form is None else self.form.z(key.form)
         return statistic(z, z_form, self.square, self.effective_length)
+
+
+def _widened(rows: NDArray[Any], n: int, more: int) -> NDArray[Any]:
+    """Rows with so many ``more`` of zeros behind the first n, which take no memory until they are written."""
+    found = np.zeros((len(rows) + more, *rows.shape[1:]), dtype=rows.dtype)
+    found[:n], found[n + more :] = rows[:n], rows[n:]
+    return found
 
 
 @dataclass(frozen=True)
@@ -351,17 +444,21 @@ def passage_test(evidence: Evidence, *, limit: float) -> Statistic:
     What unrelated texts have in common grows with the length of a window as it does with that of a text, and
     would make false alarms on passages come in blocks. So a window that a scan picks out must stand this test
     too, and the larger p-value counts. The passage's own matrix says what is cut, never the words around it:
-    these may be marked, and would tell the test something about the key.
+    these may be marked, and would tell the test something about the key. Words that have only form count in
+    the second sum alone; evidence of meaning alone is tested by the first.
     """
-    if not isinstance(evidence, KeyedEvidence) or evidence.key is None or not evidence.pairs:
+    if not isinstance(evidence, KeyedEvidence) or (key := evidence.key) is None or not evidence.pairs:
         return key_test(evidence)
-    F, whole = flattened(evidence, limit=limit)
+    meaning, z_form = evidence, math.nan
+    if isinstance(evidence, JointEvidence):
+        meaning, z_form = evidence.meaning, math.nan if key.form is None else evidence.form.z(key.form)
+    F, whole = flattened(meaning, limit=limit)
     square = float(np.sum(np.square(F)))
-    energy = float(np.sum(np.square(evidence.weights[: evidence.pairs]) * evidence.sizes))
+    energy = float(np.sum(np.square(meaning.weights[: meaning.pairs]) * meaning.sizes))
     if not testable(square, whole, energy):  # it has a length, but nothing to test
-        return dataclasses.replace(NOTHING, effective_length=evidence.effective_length(whole))
-    z = float(z_scores(F[None], np.array([square]), evidence.key.W[None])[0, 0])
-    return statistic(z, math.nan, square, evidence.effective_length(square))
+        return dataclasses.replace(NOTHING, effective_length=meaning.effective_length(whole))
+    z = float(z_scores(F[None], np.array([square]), key.W[None])[0, 0])
+    return statistic(z, z_form, square, meaning.effective_length(square))
 
 
 def flattened(evidence: Evidence, *, limit: float) -> tuple[F64, float]:

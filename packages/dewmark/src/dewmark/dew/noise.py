@@ -45,7 +45,7 @@ import torch
 from dewmark.cuda.word_race import Mixture, RaceState
 from dewmark.dew.form import CLASS_BITS
 from dewmark.dew.reference import GAMMA, INDEPENDENT, KEPT, STEPS, TAIL, TAIL_BETA, USED_BETA
-from dewmark.dew.word_step import FORM_KEPT, GAIN_KEPT, Aligned
+from dewmark.dew.word_step import GAIN_KEPT, Aligned
 from dewmark.sampling import shifted, splitmix
 
 _LEAST = 1e-3  # a smallest eigenvalue to assume where no noise is fresh; roots of smaller ones are cut
@@ -116,7 +116,6 @@ def mixture_of(*, alpha: float, beta: float, strength: float) -> Mixture:
         steps=STEPS,
         kept=KEPT,
         gain_kept=GAIN_KEPT,
-        form_kept=FORM_KEPT,
         scale=root.scale,
         least=root.least,
         rounds=root.rounds,

@@ -22,7 +22,7 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.form import FormKey
 from dewmark.dew.key_test import whole_under
-from dewmark.dew.matrix import TextMatrix, UseKey, WordReading, passage_test, text_matrices
+from dewmark.dew.matrix import KeyedEvidence, TextMatrix, UseKey, WordReading, passage_test, text_matrices
 from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored, read
 from dewmark.dew.reference import ALPHA, BETA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
@@ -347,6 +347,11 @@ class BoundDEW(BoundScheme):
     def finds_passages(self) -> bool:
         """False for a public detector: it has half of the key, which does not find passages."""
         return self.uses is None or not self.uses.is_public
+
+    def views(self, evidence: Evidence) -> Sequence[Evidence]:
+        """Meaning alone, and together with form where that is known."""
+        known = isinstance(evidence, KeyedEvidence) and isinstance(evidence.whole, TextMatrix)
+        return evidence.whole.views(evidence) if known else [evidence]
 
     def test(self, evidence: Evidence, *, test: str, fpr: float = DEFAULT_FPR) -> Statistic:
         """The key test of a whole text, flattened already, or of a passage of it."""

@@ -43,11 +43,9 @@ from dewmark.workspace import HostInfo, Workspace
 _WINDOWS = 1024  # contexts that a text remembers
 _ROWS_AT_ONCE = 4096
 # Words alike are drawn by noise alike, of which the winner keeps less, and detection flattens what is left:
-# z was 0.73 to 0.77 of what independent words would gain (real words, temperature 0.3 to 1)
+# z was 0.73 to 0.77 of what independent words would gain (real words, temperature 0.3 to 1); z_F 1.03 to 1.06
 GAIN_KEPT = 0.75
 """The share of √α g(p) that is found (`dewmark.room`)."""
-FORM_KEPT = 0.9
-"""The share of √β g(p)."""
 
 
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], WordTables] = weakref.WeakValueDictionary()
@@ -301,11 +299,8 @@ class WordStates:
         settled, open_word = self.state.room[:, :4], self.state.room[:, 4:]
         # a longer word that carries the mark replaces what the shorter one left
         settled.add_(open_word * (begins | ~marked).unsqueeze(1))
-        kept = roots * gain(log_share).unsqueeze(1)
-        some = (roots > 0.0).float()
-        open_word.copy_(
-            torch.stack((GAIN_KEPT * kept[:, 0], some[:, 0], FORM_KEPT * kept[:, 1], some[:, 1]), dim=1)
-        )
+        left, some = roots * gain(log_share).unsqueeze(1), (roots > 0.0).float()
+        open_word.copy_(torch.stack((GAIN_KEPT * left[:, 0], some[:, 0], left[:, 1], some[:, 1]), dim=1))
 
     def remember(
         self,

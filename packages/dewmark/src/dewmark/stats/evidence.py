@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F64, I64
+from dewmark.arrays import F64, I64, Mask
 
 __all__ = ["Evidence"]
 
@@ -33,7 +33,8 @@ class Evidence:
     The covariance of two scores over keys is f(ρ_ij) with f(ρ) = kernel[0] ρ + kernel[1] ρ² + … and
     ρ_ij = T_ij C_ij. ``T`` and ``C`` hold each factor either as unit rows (N, d), T_ij = ⟨t_i, t_j⟩, or as
     integer labels (N,), T_ij = 1 if they are equal, else 0. ``comparable`` says that the factors of two texts
-    mean the same, so that the covariance of their scores is known too.
+    mean the same, so that the covariance of their scores is known too. ``own`` (N,) are variances that pairs
+    have besides, each independent of all else; None if there are none.
 
     The last ``extra`` pairs belong to no unit: terms that a scheme adds to the sum, with weights of any sign.
     If f is linear, rows need not be unit vectors (``unit_rows`` false): a unit with short rows weighs less.
@@ -53,6 +54,7 @@ class Evidence:
     comparable: bool = True
     extra: int = 0
     unit_rows: bool = True
+    own: F64 | None = None
     whole: Any = None
 
     @classmethod
@@ -93,7 +95,7 @@ class Evidence:
 
     @property
     def variance(self) -> float:
-        """The variance of one score over keys, f(1)."""
+        """The variance over keys of one score that has none of its own, f(1)."""
         return float(sum(self.kernel))
 
     @property
@@ -103,14 +105,19 @@ class Evidence:
 
     @property
     def sizes(self) -> F64:
-        """ρ_ii of the text's pairs, (pairs,): 1 for unit rows and labels."""
+        """The variances of the pairs' scores relative to f(1), (pairs,): 1 for unit rows and labels."""
         squares = np.ones(self.pairs)
-        if self.unit_rows:
-            return squares
-        for factor in (self.T, self.C):
-            rows = factor[: self.pairs]
-            squares *= np.einsum("ij,ij->i", rows, rows)
-        return squares
+        if not self.unit_rows:
+            for factor in (self.T, self.C):
+                rows = factor[: self.pairs]
+                squares *= np.einsum("ij,ij->i", rows, rows)
+        return squares if self.own is None else squares + self.own[: self.pairs] / self.variance
+
+    @property
+    def shown(self) -> tuple[F64, Mask]:
+        """What is shown of each unit, (L,): its alignment, and whether it is scored."""
+        scored = self.positions >= 0
+        return np.append(self.alignments, 0.0)[self.positions], scored
 
     def effective_length(self, variance: float) -> float:
         """L_eff of a sum of scores with this variance; at most the number of distinct pairs.

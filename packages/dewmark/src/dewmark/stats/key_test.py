@@ -84,7 +84,17 @@ def power_series(rho: F32, coefficients: tuple[float, ...]) -> F32:
 
 
 def covariance(evidence: Evidence, rows: Index, columns: Index) -> F32:
-    """The covariance over keys between the scores of two sets of pairs, (rows, columns)."""
+    """The covariance over keys between the scores of two sets of distinct pairs, (rows, columns)."""
+    found = _common(evidence, rows, columns)
+    if evidence.own is not None:
+        every = np.arange(len(evidence))
+        pairs, i, j = np.intersect1d(every[rows], every[columns], assume_unique=True, return_indices=True)
+        found[i, j] += evidence.own[pairs]
+    return found
+
+
+def _common(evidence: Evidence, rows: Index, columns: Index) -> F32:
+    """The covariance without the variances that pairs have of their own."""
     T, C = evidence.T, evidence.C
     rho = _gram(T[rows], T[columns])
     rho *= _gram(C[rows], C[columns])
@@ -105,19 +115,19 @@ def cross_variance(a: Evidence, b: Evidence) -> float:
 
 
 def score_variance(evidence: Evidence) -> float:
-    """Σ_ij w_i w_j f(ρ_ij), the variance over keys of the sum of scores.
+    """Σ_ij w_i w_j f(ρ_ij), and w_i² for each pair's own: the variance over keys of the sum of scores.
 
     If f is linear, it is a norm, ‖Σ_i w_i t_i ⊗ c_i‖², and costs O(N); otherwise it takes all pairs.
     """
     w = evidence.weights.astype(np.float32)
+    total = 0.0 if evidence.own is None else float(np.square(evidence.weights) @ evidence.own)
     if len(evidence) > LINEAR_LIMIT and not any(evidence.kernel[1:]):
-        return evidence.kernel[0] * _linear(w, evidence.T, evidence.C)
-    total = 0.0
+        return total + evidence.kernel[0] * _linear(w, evidence.T, evidence.C)
     for i in range(0, len(w), BLOCK):
         rows = slice(i, i + BLOCK)
         for j in range(i, len(w), BLOCK):
             columns = slice(j, j + BLOCK)
-            block = float(evidence.weights[rows] @ (covariance(evidence, rows, columns) @ w[columns]))
+            block = float(evidence.weights[rows] @ (_common(evidence, rows, columns) @ w[columns]))
             total += block if i == j else 2.0 * block
     return total
 

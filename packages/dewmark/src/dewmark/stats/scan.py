@@ -36,6 +36,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -423,21 +424,30 @@ def _concatenate(parts: Sequence[_Windows]) -> _Windows:
 
 
 class _Chunk:
-    """Consecutive scored units and the covariance of their scores over keys."""
+    """Consecutive scored units and the covariance of their scores over keys.
+
+    Units that vary with no other, because their pairs have no rows, are left out of its matrices.
+    """
 
     def __init__(self, evidence: Evidence, units: Units) -> None:
-        pairs, self._pair = np.unique(units.pair, return_inverse=True)
-        self._weight = units.weight
-        self._pair_variance = evidence.variance * evidence.sizes[pairs]
-        self._variance = self._pair_variance[self._pair]
-        self._covariance = covariance(evidence, pairs, pairs)
+        pairs, pair = np.unique(units.pair, return_inverse=True)
+        variance = evidence.variance * evidence.sizes[pairs]
+        self._spread = units.weight * np.sqrt(variance[pair])
+        single = _without_rows(evidence, pairs) & (np.bincount(pair, minlength=len(pairs)) == 1)
+        # the sum of the variances of single units before each place, and how many others there are
+        self._single, rest = single[pair], np.flatnonzero(~single[pair])
+        self._apart = _running(np.where(self._single, self._spread, 0.0) ** 2)
+        self._at = _running(~self._single)
+        self._pair_variance = variance[~single]
+        self._pair, self._weight = _running(~single)[pair[rest]], units.weight[rest]
+        self._covariance = covariance(evidence, pairs[~single], pairs[~single])
         # _block[a, b]: the covariance of the weighted sum of the first a scores with that of the first b
-        self._block = np.zeros((len(units) + 1, len(units) + 1))
+        self._block = np.zeros((len(rest) + 1, len(rest) + 1))
         above = self._block[0, 1:]
         # by rows, which fit into the cache; a cumulative sum in place would copy all of it
-        for row, pair, weight in zip(self._block[1:, 1:], self._pair, units.weight, strict=True):
-            row[...] = self._covariance[pair, self._pair]
-            row *= units.weight
+        for row, own, weight in zip(self._block[1:, 1:], self._pair, self._weight, strict=True):
+            row[...] = self._covariance[own, self._pair]
+            row *= self._weight
             row *= weight
             row += above
             above = row
@@ -446,14 +456,15 @@ class _Chunk:
 
     def deviation(self, windows: _Windows) -> F64:
         """√Var_w, (W,), with a floor where opposite scores cancel up to rounding."""
-        a, b, block = windows.start, windows.end, self._block
-        squares = np.concatenate([[0.0], np.cumsum(self._weight**2 * self._variance)])
-        floor = _JITTER * (squares[b] - squares[a])
-        return np.asarray(np.sqrt(np.maximum(block[a, a] - 2.0 * block[a, b] + block[b, b], floor)))
+        a, b, block = self._at[windows.start], self._at[windows.end], self._block
+        squares = _running(self._spread**2)
+        floor = _JITTER * (squares[windows.end] - squares[windows.start])
+        apart = self._apart[windows.end] - self._apart[windows.start]
+        return np.asarray(np.sqrt(np.maximum(block[a, a] - 2.0 * block[a, b] + block[b, b] + apart, floor)))
 
     def effective_length(self, windows: _Windows) -> F64:
         """The effective length of each window, (W,)."""
-        total = np.concatenate([[0.0], np.cumsum(self._weight * np.sqrt(self._variance))])
+        total = _running(self._spread)
         length = total[windows.end] - total[windows.start]
         return np.asarray(np.square(length / np.maximum(self.deviation(windows), 1e-12)))
 
@@ -464,22 +475,31 @@ class _Chunk:
         sd = self.deviation(windows)[:, None]
         # units that weigh next to nothing (a reader foresaw them) have rounding errors of the others' size
         factor = np.array(self._covariance, dtype=np.float64, order="F")  # which LAPACK need not copy
-        np.einsum("ii->i", factor)[:] += _JITTER * np.maximum(self._pair_variance, self._pair_variance.mean())
-        factor = cholesky(factor, lower=True, overwrite_a=True)
+        if len(factor):
+            usual = self._pair_variance.mean()
+            np.einsum("ii->i", factor)[:] += _JITTER * np.maximum(self._pair_variance, usual)
+            factor = cholesky(factor, lower=True, overwrite_a=True)
         passing = rng.choice(len(sd), size=draws, p=windows.share / windows.share.sum())
         depth = rng.random(draws)
         out = np.empty((draws, len(_LEVELS)))
         tails = np.minimum(10.0 ** _LEVELS[:, None] * windows.share, 0.5)  # (levels, W)
         thresholds = -ndtri(tails)[:, :, None]
+        start, end = self._at[windows.start], self._at[windows.end]
+        first, last = self._apart[windows.start, None], self._apart[windows.end, None]
         for i in range(0, draws, BATCH):
             chosen, u = passing[i : i + BATCH], depth[i : i + BATCH]
             # weighted sums (W, draws) of scores drawn for the distinct pairs
             scores = factor @ rng.standard_normal((len(factor), len(chosen)))
-            total = np.zeros((len(self._pair) + 1, len(chosen)))
-            np.cumsum(scores[self._pair] * self._weight[:, None], axis=0, out=total[1:])
+            total = np.zeros((len(self._single) + 1, len(chosen)))
+            total[1:][~self._single] = scores[self._pair] * self._weight[:, None]
+            alone = rng.standard_normal((np.count_nonzero(self._single), len(chosen)))
+            total[1:][self._single] = alone * self._spread[self._single, None]
+            np.cumsum(total, axis=0, out=total)
             free = (total[windows.end] - total[windows.start]) / sd
-            rows = self._block[windows.end[chosen]] - self._block[windows.start[chosen]]
-            correlation = (rows[:, windows.end] - rows[:, windows.start]).T / sd / sd[chosen].T
+            rows = self._block[end[chosen]] - self._block[start[chosen]]
+            shared = (rows[:, end] - rows[:, start]).T
+            shared += np.maximum(np.minimum(last, last[chosen].T) - np.maximum(first, first[chosen].T), 0.0)
+            correlation = shared / sd / sd[chosen].T
             own = free[chosen, np.arange(len(chosen))]
             shifted = np.empty_like(free)
             for level, threshold in enumerate(thresholds):
@@ -489,6 +509,19 @@ class _Chunk:
                 shifted += free
                 out[i : i + BATCH, level] = 1.0 / np.maximum((shifted >= threshold).sum(axis=0), 1)
         return out
+
+
+def _running(values: NDArray[Any]) -> NDArray[Any]:
+    """The sums of the first 0, 1, … of some values (n,), (n + 1,)."""
+    sums = np.cumsum(values)
+    return np.concatenate([np.zeros(1, dtype=sums.dtype), sums])
+
+
+def _without_rows(evidence: Evidence, pairs: I64) -> NDArray[np.bool_]:
+    """Which of some pairs have rows of zeros, so that their scores have only a variance of their own."""
+    if evidence.own is None or evidence.T.ndim == 1:
+        return np.zeros(len(pairs), dtype=bool)
+    return np.asarray(~evidence.T[pairs].any(axis=1))
 
 
 def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
@@ -515,6 +548,8 @@ def _choose(windows: Scan, significant: I64, gain: F64) -> list[int]:
 def restrict(evidence: Evidence, units: Units) -> Evidence:
     """The evidence of some units alone, with positions among them."""
     pairs, inverse = np.unique(units.pair, return_inverse=True)
+    given = {name: getattr(evidence, name) for name in ("own", *evidence.of_pairs)}
+    further: dict[str, Any] = {name: None if rows is None else rows[pairs] for name, rows in given.items()}
     return dataclasses.replace(
         evidence,
         scores=evidence.scores[pairs],
@@ -525,5 +560,5 @@ def restrict(evidence: Evidence, units: Units) -> Evidence:
         C=evidence.C[pairs],
         extra=0,
         whole=None,
-        **{name: getattr(evidence, name)[pairs] for name in evidence.of_pairs},
+        **further,
     )
