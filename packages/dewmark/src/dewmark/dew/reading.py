@@ -10,8 +10,8 @@ a small preference between candidates subtracts it: M = Σ_i w_i (t_i − μ_i) 
 word has t_i ≈ μ_i and weighs nothing, so no threshold on the entropy is needed. μ_i is the mean of the
 candidates' vectors; the probability that they leave to other words goes to the text's mean unit t̄, so a
 model that knows nothing of a text, or of its language, leaves the test as it is without a model. The h of a
-word (`dewmark.dew.form`) weighs by g(p), where p is the word's probability: what it is expected to be if the
-text is marked. μ_i and p are functions of the text, so z and z_F are still N(0, 1) over keys. The packaged
+word (`dewmark.dew.form`) weighs by what it is expected to be if the text is marked. μ_i and the weights are
+functions of the text, so z and z_F are still N(0, 1) over keys. The packaged
 reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the mean of
 t_i − μ_i over the text.
 """
@@ -303,10 +303,11 @@ def add_expectations(
 def _weighed(
     form: FormPairs, text: Tokenized, words: ExpectedWords, rows: I64, lexicon: Lexicon
 ) -> FormPairs:
-    """The words whose h counts, with weights times g(p) (`dewmark.room`): the h to expect if they are marked.
+    """The words whose h counts, weighted by the h to expect of them if they are marked.
 
-    p is what the reader gave to the word's row; ``rows`` are those of the forms that it expected. Words in
-    whose place it expected nothing weigh as the mean of the others.
+    That is g(p) (`dewmark.room`), where p is what the reader gave to the word's row. As the reader is not quite
+    the writer, the weight is the geometric mean of this and of Σ p g(p) over all words in its place. ``rows``
+    are those of the forms that it expected. Words without a place weigh as the mean of the others.
     """
     place, known = _places_of(text, words)
     place, known = place[form.places], known[form.places]
@@ -317,8 +318,10 @@ def _weighed(
     at = np.repeat(np.arange(len(own)), np.diff(words.bounds))
     same = rows[words.index] == own[at]
     p = np.bincount(at[same], weights=words.probabilities[same], minlength=len(own))[place[known]]
+    likely = words.probabilities.astype(np.float64)
+    mean = np.bincount(at, weights=likely * gain_of(likely), minlength=len(own))[place[known]]
     gains = np.zeros(len(place))
-    gains[known] = gain_of(p)
+    gains[known] = np.sqrt(gain_of(p) * mean)
     gains[~known] = gains[known].mean()
     return dataclasses.replace(form, weights=form.weights * gains)
 
