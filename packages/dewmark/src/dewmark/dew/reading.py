@@ -220,6 +220,7 @@ def _preceding(known: Mask, k: int) -> I64:
 
 PROMPT = 64
 """The last words of a prompt, which the packaged reader reads before a text."""
+_UNNAMED = np.array(1e-5)  # the probability of a word that a reader did not name
 READ = 4096
 """The words of a text that the packaged reader reads; what follows is compared with δ alone."""
 
@@ -305,9 +306,9 @@ def _weighed(
 ) -> FormPairs:
     """The words whose h counts, weighted by the h to expect of them if they are marked.
 
-    That is g(p) (`dewmark.room`), where p is what the reader gave to the word's row. As the reader is not quite
-    the writer, the weight is the geometric mean of this and of Σ p g(p) over all words in its place. ``rows``
-    are those of the forms that it expected. Words without a place weigh as the mean of the others.
+    That is g(p) (`dewmark.room`), where p is what the reader gave to the word's row. As the reader is not
+    quite the writer, the weight is the geometric mean of this and of Σ p g(p) over all words in its place.
+    ``rows`` are those of the forms that it expected. Words without a place weigh as the mean of the others.
     """
     place, known = _places_of(text, words)
     place, known = place[form.places], known[form.places]
@@ -319,9 +320,11 @@ def _weighed(
     same = rows[words.index] == own[at]
     p = np.bincount(at[same], weights=words.probabilities[same], minlength=len(own))[place[known]]
     likely = words.probabilities.astype(np.float64)
-    mean = np.bincount(at, weights=likely * gain_of(likely), minlength=len(own))[place[known]]
+    left = 1.0 - np.bincount(at, weights=likely, minlength=len(own))  # to words that it did not name
+    mean = np.bincount(at, weights=likely * gain_of(likely), minlength=len(own))
+    mean = (mean + np.maximum(left, 0.0) * gain_of(_UNNAMED))[place[known]]
     gains = np.zeros(len(place))
-    gains[known] = np.sqrt(gain_of(p) * mean)
+    gains[known] = np.sqrt(gain_of(np.maximum(p, _UNNAMED)) * mean)
     gains[~known] = gains[known].mean()
     return dataclasses.replace(form, weights=form.weights * gains)
 
