@@ -41,7 +41,7 @@ def test_a_small_preference_that_all_texts_share_is_found() -> None:
     assert found.z > 3.0
     assert found.p_value < 0.01
     assert found.texts == len(better)
-    assert found.z == pytest.approx(z_under(corpus_matrix(bound, better), bound.W), rel=1e-6)
+    assert found.z == pytest.approx(z_under(corpus_matrix(bound, better), bound.own.W), rel=1e-6)
     assert found.strength == pytest.approx(found.z / np.sqrt(len(better)))
 
 

@@ -335,13 +335,9 @@ class EpochMatrices:
             return np.full((len(self.W), self.messages.count), np.nan)
         bits = np.stack([form.bits(text.numbers) for form in self.forms])  # (K, N)
         values, classes = signed(bits, 0) * text.weights, self.messages.packed(bits.view(np.int64))
-        sums = np.stack(
-            [
-                np.bincount(own, weights=row, minlength=self.messages.count)
-                for own, row in zip(classes, values, strict=True)
-            ],
-            axis=1,
-        )
+        sums: F64 = np.empty((self.messages.count, len(self.forms)))
+        for i, (own, row) in enumerate(zip(classes, values, strict=True)):
+            sums[:, i] = np.bincount(own, weights=row, minlength=self.messages.count)
         scores = walsh_transform(sums)[self.messages.packed(self.messages.numbers)].T
         return ratio(scores, text.square)
 
