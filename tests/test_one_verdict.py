@@ -369,7 +369,7 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
 def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_file, capsys):
     """Nothing is attributed, over HTTP or in a report, that the library does not attribute at that level."""
     fpr = 1e-3
-    some = texts_near(RING.independent_member(2), 24, z=(3.6, 9.0), tilt=2.0, length=20)
+    some = texts_near(RING.independent_member(2), 24, z=(4.5, 12.0), tilt=2.5, length=20)
     ring = dewmark.load_scheme(RING)
     detector, alone = dewmark.Detector(ring), [each.forgery for each in score_texts(ring, some, fpr=fpr)]
     assert sum(each is not None and each.attributable for each in alone) >= 3
