@@ -29,6 +29,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
+from dewmark.dew.form import FormKey
 from dewmark.dew.ring import TURNS
 from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
@@ -101,7 +102,7 @@ def best_alone(key: Key, text: str) -> float:
         matrices += len(epoch.W)
         for index in range(len(epoch.W)):
             alone = [
-                score_text(bound.under(epoch.matrix(epoch.use(index, place))), text).p_value
+                score_text(bound.under(bound.matrices.key(epoch.use(index, place))), text).p_value
                 for place in range(epoch.messages.count)
             ]
             best = min(best, min(alone) * len(alone))
@@ -290,8 +291,11 @@ def spellings(secret: bytes) -> Iterator[bytes]:
         yield separator.join(map(str, secret)).encode()
 
 
+FORM = "words of a form"
+
+
 class Secrets:
-    """All secrets of some keys, and every sub-key that is derived from now on, by what it is."""
+    """All secrets and forms of some keys, and every sub-key that is derived from now on, by what it is."""
 
     def __init__(self, keys: list[Key], monkeypatch: pytest.MonkeyPatch) -> None:
         self.known: dict[bytes, str] = {}
@@ -303,9 +307,12 @@ class Secrets:
             return made
 
         monkeypatch.setattr(Key, "subkey", subkey)
-        for key in keys:
-            for epoch in (*key.retired, key):
-                epoch.subkey(TURNS)
+        for epoch in (epoch for key in keys for epoch in (*key.retired, key)):
+            epoch.subkey(TURNS)
+            for number in range(epoch.independent):
+                for word in FormKey.of(epoch.independent_member(number)).words[:2]:
+                    as_numbers = (str(word).encode(), str(word.view(np.uint64)).encode())
+                    self.known |= dict.fromkeys((word.tobytes(), *as_numbers), FORM)
 
     def found_in(self, data: bytes) -> set[str]:
         return {
@@ -357,14 +364,13 @@ def test_no_file_no_output_and_no_log_holds_a_secret(tmp_path, monkeypatch, caps
         for file in tmp_path.rglob("*")
         if file.is_file() and keys not in file.parents and (found := secrets.found_in(file.read_bytes()))
     }
-    # a detector of one's own is as secret as the key, and turns the matrices of its messages itself
-    own = {
-        f"out/{name} detector/state/ring_{i}_secret.npy"
-        for name in KEYS
-        for i in range(len(KEYS[name].retired) + 1)
-        if name != "plain"
-    }
-    assert held == {name: {TURNS} for name in own}
+    # a detector of one's own is as secret as the key: it knows the forms, and turns its messages' matrices
+    own = {f"out/{name} detector/state/form.npy": {FORM} for name in KEYS}
+    for name in KEYS.keys() - {"plain"}:
+        for i in range(len(KEYS[name].retired) + 1):
+            own[f"out/{name} detector/state/ring_{i}_secret.npy"] = {TURNS}
+            own[f"out/{name} detector/state/ring_{i}_form.npy"] = {FORM}
+    assert held == own
     assert not secrets.found_in((printed + caplog.text).encode())
 
 

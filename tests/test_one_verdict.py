@@ -369,7 +369,7 @@ def test_several_keys_are_paid_for_alike(texts, tmp_path, capsys):
 def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_file, capsys):
     """Nothing is attributed, over HTTP or in a report, that the library does not attribute at that level."""
     fpr = 1e-3
-    some = texts_near(RING.independent_member(2), 24, z=(3.6, 9.0), tilt=2.0, length=20)
+    some = texts_near(RING.independent_member(2), 24, z=(4.5, 12.0), tilt=2.5, length=20)
     ring = dewmark.load_scheme(RING)
     detector, alone = dewmark.Detector(ring), [each.forgery for each in score_texts(ring, some, fpr=fpr)]
     assert sum(each is not None and each.attributable for each in alone) >= 3
@@ -390,9 +390,9 @@ def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_fi
     with open_client(tmp_path / "many", {"ring": ring, **others}) as client:
         for found, one in zip(detect_over_http(client, some, fpr=fpr), alone, strict=True):
             if found["forgery"] is not None:
-                p_tail = corrected(one.p_tail, Looks(keys=10))
-                assert found["forgery"]["p_tail"] == pytest.approx(p_tail, rel=1e-3)
-                assert found["forgery"]["attributable"] == (p_tail <= fpr)
+                p_form = corrected(one.p_form, Looks(keys=10))
+                assert found["forgery"]["p_form"] == pytest.approx(p_form, rel=1e-3)
+                assert found["forgery"]["attributable"] == (p_form <= fpr)
             assert found["verdict"] == "marked" or (found["member"], found["forgery"]) == (None, None)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
     RING.save(tmp_path / "ring.key")
@@ -402,7 +402,7 @@ def test_attribution_has_the_level_and_the_looks_of_the_verdict(tmp_path, key_fi
     )  # fmt: skip
     for found, one in zip(tried, alone, strict=True):
         if found["forgery"] is not None:
-            assert found["forgery"]["attributable"] == (50 * one.p_tail <= fpr)
+            assert found["forgery"]["attributable"] == (50 * one.p_form <= fpr)
 
 
 def test_a_stream_that_ends_early_is_too_short():

@@ -22,12 +22,12 @@ from dewmark.verdict import (
 FPR = 1e-4
 
 
-def found(p: float, *, length: float = 100.0, fpr: float = FPR, p_tail: float | None = None) -> Detection:
+def found(p: float, *, length: float = 100.0, fpr: float = FPR, p_form: float | None = None) -> Detection:
     verdict = verdict_of(p, length, fpr)
     made = Detection(verdict, p, 3.0, 0.0, length, 100, "key", fpr, "dew", "a1b2")
-    if p_tail is None or not names_origin(p, fpr):
+    if p_form is None or not names_origin(p, fpr):
         return made
-    forgery = ForgeryTest(p_tail <= fpr, 4.0, 4.0, p_tail, 0.5)
+    forgery = ForgeryTest(p_form <= fpr, 4.0, p_form)
     return dataclasses.replace(made, member=3, payload=7, payload_confidence=1.0, forgery=forgery)
 
 
@@ -47,7 +47,7 @@ def test_looks_pay_for_keys_attempts_and_passages():
 
 def test_one_look_is_the_detection_itself():
     for p in (1e-9, FPR, 2 * FPR, 1.0):
-        made = found(p, p_tail=1e-9)
+        made = found(p, p_form=1e-9)
         assert decide([made], fpr=FPR, looks=Looks()).applied(made) == made
 
 
@@ -71,19 +71,19 @@ def test_a_text_without_a_verdict_counts_only_if_there_is_no_other():
 
 @pytest.mark.parametrize("looks", [Looks(keys=20), Looks(attempts=2), Looks(passages=True)])
 def test_attribution_is_corrected_for_all_looks(looks):
-    """A text is attributable only if its tail is significant at the level asked for, after all looks."""
+    """A text is attributable only if its form is significant at the level asked for, after all looks."""
     share = WHOLE_SHARE if looks.passages else 1.0
-    for p_tail in np.geomspace(1e-7, FPR, 30):
-        made = found(1e-12, p_tail=float(p_tail))
+    for p_form in np.geomspace(1e-7, FPR, 30):
+        made = found(1e-12, p_form=float(p_form))
         searches = {0: 1.0} if looks.passages else {}
         shown = decide([made], fpr=FPR, looks=looks, searches=searches).applied(made)
         assert made.forgery.attributable
-        assert shown.forgery.p_tail == corrected(float(p_tail), looks, share=share) > p_tail
-        assert shown.forgery.attributable == (shown.forgery.p_tail <= FPR)
+        assert shown.forgery.p_form == corrected(float(p_form), looks, share=share) > p_form
+        assert shown.forgery.attributable == (shown.forgery.p_form <= FPR)
 
 
 def test_origin_needs_a_whole_text_that_is_significant_after_all_looks():
-    made = found(0.9 * ORIGIN_SHARE * FPR, p_tail=1e-12)  # beyond doubt alone; with passages only these are
+    made = found(0.9 * ORIGIN_SHARE * FPR, p_form=1e-12)  # beyond doubt alone; with passages only these are
     assert made.member == 3
     for looks, searches in ((Looks(keys=2), {}), (Looks(passages=True), {0: 1e-9})):
         decision = decide([made], fpr=FPR, looks=looks, searches=searches)

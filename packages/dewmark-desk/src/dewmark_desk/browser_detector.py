@@ -60,7 +60,7 @@ def write_page(bound: BoundScheme, folder: Path) -> dict[str, Any]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StorageError(f"{folder} is not empty and is not overwritten: name a new or empty folder")
     if not isinstance(bound, BoundDEW) or bound.uses is None or not bound.uses.is_public:
-        raise ConfigError("only the public half of a dew key may be on a page: add --public")
+        raise ConfigError("only a public detector of dew may be on a page: add --public")
     if reader_name(bound) not in (None, "none"):
         raise ConfigError("a page has no language model that reads: leave --reader out, or give none")
     blob, index = _packed(_arrays(bound))
@@ -119,7 +119,6 @@ def _arrays(bound: BoundDEW) -> dict[str, NDArray[Any]]:
     state, dim = bound.state().arrays, bound.reader.lexicon.dim
     rings = [state[f"ring_{i}"] for i in range(len(state)) if f"ring_{i}" in state]
     found["W"] = np.concatenate(rings)
-    found["head"] = state["head"].astype(np.uint8)
     found["start"] = start_columns(dim, _MOST_DIRECTIONS)
     if _reader(bound) is not None:
         packaged = load_bundle(Path(str(resources.files("dewmark") / "data" / "reader"))).arrays

@@ -120,7 +120,7 @@ def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         **{name: found.get(name) for name in ("member", "payload", "payload_confidence")},
         "attributable": None if test is None else test["attributable"],
-        "p_value_of_tail": None if test is None else test["p_tail"],
+        "p_value_of_form": None if test is None else test["p_form"],
     }
 
 
@@ -185,7 +185,7 @@ def _shown(text: str) -> str:
 _HOLDERS = {
     True: "the key’s holder",
     False: "the key’s holder or somebody who learned the mark",
-    None: "anyone who knows the mark: only a ring of keys can tell its holder’s texts from forgeries",
+    None: "anyone who knows the mark: this detector cannot tell its holder’s texts from forgeries",
 }
 
 

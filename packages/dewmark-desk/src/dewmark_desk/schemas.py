@@ -238,6 +238,8 @@ class Result(BaseModel):
     sentence: str
     technique: str = Field(description="What the verdict rests on: the scheme and its statistical test.")
     z: float | None
+    z_meaning: float | None = Field(description="The score by the meaning of words, if the scheme has one.")
+    z_form: float | None = Field(description="The score by the exact words, if the scheme has one.")
     score: float | None
     effective_length: float | None
     tokens_scored: int | None

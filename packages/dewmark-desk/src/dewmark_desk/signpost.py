@@ -15,7 +15,7 @@ from dewmark.scheme import Scheme
 from dewmark.version import __version__
 from dewmark_desk.signing import VerifyingKey
 
-PUBLIC_FORMAT = "dewmark-public-detector/1"
+PUBLIC_FORMAT = "dewmark-public-detector/2"
 
 
 def signpost(

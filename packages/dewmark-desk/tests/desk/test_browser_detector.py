@@ -147,13 +147,25 @@ def test_the_published_vectors_hold():
             assert found[name] == wanted[name]
 
 
-def test_no_secret_half_is_in_it(public, folder):
-    """The published matrix is 0 outside the head, in the file as in memory."""
-    assert not public.W[~public.head()].any()
-    assert load_scheme(Key(bytes(range(32)))).W[~public.head()].any()
+def test_nothing_in_it_gives_form(public, folder):
+    """The page has W whole, but not what makes h, raw or deflated."""
+    words = load_scheme(Key(bytes(range(32)))).own.form.words[:2].tobytes()
+    blob = unpacked(folder)
+    assert public.own.form is None
+    assert public.own.W.tobytes() in blob
+    assert not any(part in blob for part in (words[:8], words[8:]))
 
 
-def test_only_a_public_half_becomes_a_page(tmp_path, folder, public):
+def unpacked(folder):
+    """The bytes of the page's arrays, unpacked as the page does."""
+    text = (folder / "arrays.js").read_text(encoding="utf-16")
+    size, packed = re.search(r'size: (\d+), text: "([^"]+)"', text).groups()
+    values = np.frombuffer(packed.encode("utf-16-le"), dtype="<u2") - np.uint16(0x4000)
+    bits = np.unpackbits(values.astype(">u2").view(np.uint8)).reshape(-1, 16)[:, 1:]
+    return zlib.decompress(np.packbits(bits.ravel()).tobytes()[: int(size)])
+
+
+def test_only_a_public_detector_becomes_a_page(tmp_path, folder, public):
     with pytest.raises(ConfigError, match="add --public"):
         write_page(load_scheme(Key(bytes(range(32)))), tmp_path / "secret")
     with pytest.raises(StorageError, match="not empty"):

@@ -184,7 +184,7 @@ def claims_of(found: Detection) -> dict:
 
 
 def test_member_payload_epoch_and_attribution_are_signed_and_shown() -> None:
-    held = ForgeryTest(attributable=True, z_head=5.0, z_tail=5.0, p_tail=1e-7, p_alike=0.5)
+    held = ForgeryTest(attributable=True, z_form=5.0, p_form=1e-7)
     found = dataclasses.replace(
         MARKED, member=35, payload=9, payload_confidence=0.999, epoch="2027q1", forgery=held
     )
@@ -195,7 +195,7 @@ def test_member_payload_epoch_and_attribution_are_signed_and_shown() -> None:
         "payload": 9,
         "payload_confidence": 0.999,
         "attributable": True,
-        "p_value_of_tail": 1e-7,
+        "p_value_of_form": 1e-7,
     }
     key = SigningKey.generate()
     document = key.sign(claims, kind=REPORT)

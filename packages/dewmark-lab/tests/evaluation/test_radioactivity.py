@@ -35,13 +35,13 @@ def test_z_is_standard_normal_over_keys_even_of_repeated_texts() -> None:
 def test_a_small_preference_that_all_texts_share_is_found() -> None:
     """Texts chosen for z under the key by a little, as a student's are, are found together."""
     bound = dewmark.load_scheme(key("own"))
-    z = np.array([each.z for each in score_texts(bound, TEXTS)])
+    z = np.array([each.z_meaning for each in score_texts(bound, TEXTS)])
     better = [text for text, own in zip(TEXTS, z, strict=True) if own > np.median(z)]
     found = radioactivity(bound, better)
     assert found.z > 3.0
     assert found.p_value < 0.01
     assert found.texts == len(better)
-    assert found.z == pytest.approx(z_under(corpus_matrix(bound, better), bound.W), rel=1e-6)
+    assert found.z == pytest.approx(z_under(corpus_matrix(bound, better), bound.own.W), rel=1e-6)
     assert found.strength == pytest.approx(found.z / np.sqrt(len(better)))
 
 

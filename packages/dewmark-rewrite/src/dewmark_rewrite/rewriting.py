@@ -48,14 +48,14 @@ _SHORTEST = 20  # words that a text must have
 class OneMatrix(Protocol):
     """A bound scheme of words, whose member or payload can be tested alone."""
 
-    W: Any
+    own: Any
     members_chosen: int | None
 
     def leading_member(self, text: str) -> int:
         """The member of the key's ring under which a text scores highest."""
 
-    def under(self, W: Any) -> BoundScheme:  # noqa: ANN401 - an array of the scheme's own
-        """The same scheme under a plain key with this matrix."""
+    def under(self, own: Any) -> BoundScheme:  # noqa: ANN401 - the numbers of the scheme's own
+        """The same scheme under a plain key with these numbers."""
 
 
 Review = Callable[[Candidate, float], bool]
@@ -235,7 +235,7 @@ class Rewriter:
         """Score as one member of the key's ring, as if the key were that member's alone."""
         bound = for_member(self.mark.scheme, member=member, payload=self.options.payload)
         self._member = member
-        self._bound = bound.under(bound.W) if isinstance(bound, OneMatrix) else bound
+        self._bound = bound.under(bound.own) if isinstance(bound, OneMatrix) else bound
 
     def _score(self, texts: Sequence[str]) -> list[float]:
         return [found.z for found in score_texts(self._bound, texts)]

@@ -97,8 +97,8 @@ class HasRing(Protocol):
 
 
 @runtime_checkable
-class HasPublicHalf(Protocol):
-    """Has a part that may be published."""
+class HasPublicDetector(Protocol):
+    """Its detector has a part that may be published."""
 
     def public(self) -> BoundScheme:
         """The part of this detector that may be published: it detects, but attributes nothing."""
@@ -136,7 +136,7 @@ class KeepsRecords(Protocol):
 
 _LACKS = {
     HasRing: "carries neither members nor payloads: use dew",
-    HasPublicHalf: "has no half that could be published: use dew",
+    HasPublicDetector: "has no detector that could be published: use dew",
     FollowsStreams: "does not follow streams: use dew, or detect the whole text",
     ChoosesDrafts: "marks token by token: use its session",
 }

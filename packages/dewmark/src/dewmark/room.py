@@ -116,7 +116,7 @@ def race_moments(points: int = POINTS) -> tuple[F64, F64]:
 def gain_of(p: F64) -> F64:
     """g of probabilities, same shape."""
     grid, gains = np.linspace(LEAST, 0.0, _FINE), race_moments(_FINE)[0]
-    return np.interp(np.log(np.maximum(p, math.exp(LEAST))), grid, gains - gains[-1])
+    return np.asarray(np.interp(np.log(np.maximum(p, math.exp(LEAST))), grid, gains - gains[-1]))
 
 
 @functools.lru_cache(maxsize=16)

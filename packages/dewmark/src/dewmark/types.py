@@ -193,17 +193,14 @@ class Coverage(Plain):
 class ForgeryTest(Plain):
     """Whether the key's holder marked a text, or perhaps somebody who learned the mark from marked texts.
 
-    The mark is tested twice, independently: where a forger learns it first (``z_head``) and where last
-    (``z_tail``). ``p_tail`` is the p-value of the latter, corrected for all uses of the key that were tried
-    (small rings weigh them by their heads), and ``p_alike`` the share of the holder's own texts whose tail
-    falls behind the head as far as here.
+    Whoever learned which meanings a key prefers can write texts with that mark. Only the holder knows which
+    exact words it prefers in each context: ``z_form`` is their score, standard normal for all other writers,
+    and ``p_form`` its p-value, corrected for all uses of the key, which their meaning weighs.
     """
 
     attributable: bool
-    z_head: float
-    z_tail: float
-    p_tail: float
-    p_alike: float
+    z_form: float
+    p_form: float
 
     def __str__(self) -> str:
         return "attributable" if self.attributable else "not attributable"
@@ -223,6 +220,8 @@ class Detection(Plain):
     verdict is `Verdict.UNSUPPORTED_LANGUAGE` where the text has too little evidence, and where one key may
     score all texts of that language alike and was not audited (`dewmark.text.languages.LanguagePolicy`).
     ``carrying`` is the share of its words that can carry the mark, None if the scheme does not say.
+    ``z_meaning`` and ``z_form`` are the two scores behind z, by the meaning of words and by the exact words;
+    None where there is none.
 
     If the key has members, payloads or epochs, ``p_value`` is corrected for all ``n_hypotheses``
     combinations, and ``member``, ``payload`` and ``epoch`` say which marked the text; None if it is not
@@ -247,6 +246,8 @@ class Detection(Plain):
     language: str | None = None
     language_known: bool | None = None
     carrying: float | None = None
+    z_meaning: float | None = None
+    z_form: float | None = None
     looks: Looks = Looks()
     n_hypotheses: int = 1
     member: int | None = None
@@ -295,8 +296,7 @@ class Detection(Plain):
         known += [] if self.member is None else [f"member {self.member}"]
         known += [] if self.payload is None else [f"payload {self.payload:#x}"]
         if self.forgery is not None:
-            unread = self.reader is None and not self.forgery.attributable
-            known += [f"{self.forgery}{' without a reader' if unread else ''}"]
+            known += [f"{self.forgery}"]
         return "".join(f", {each}" for each in known)
 
 

@@ -121,8 +121,8 @@ class Decision:
         kept = self.verdict is Verdict.MARKED and names_origin(whole, self.fpr)
         forgery = detection.forgery
         if forgery is not None:
-            p_tail = corrected(forgery.p_tail, self.looks, share=self.whole_share)
-            forgery = dataclasses.replace(forgery, p_tail=p_tail, attributable=p_tail <= self.fpr)
+            p_form = corrected(forgery.p_form, self.looks, share=self.whole_share)
+            forgery = dataclasses.replace(forgery, p_form=p_form, attributable=p_form <= self.fpr)
         return dataclasses.replace(
             detection,
             verdict=self.verdict,

@@ -7,28 +7,21 @@ import pytest
 import torch
 from scipy import stats
 from scipy.special import ndtri
+from tests.dew.keyed_texts import drawn_forms, matrix_of
 from tests.many_keys import score_under
 
 from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
+from dewmark.core.projections import draw_float32_matrix
 from dewmark.decoding import Decoding
 from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
-from dewmark.dew.matrix import differences
-from dewmark.dew.origin import (
-    LARGE,
-    OriginStatistic,
-    forgery_test,
-    head_of,
-    level_share,
-    share_among,
-    split,
-    with_origin,
-)
+from dewmark.dew.form import FormKey
+from dewmark.dew.matrix import UseKey
+from dewmark.dew.origin import OriginStatistic, forgery_test, with_origin
 from dewmark.dew.paper.scheme import DewPaper
-from dewmark.dew.ring import CONFIDENCE, EpochMatrices, KeyMatrices, random_member
+from dewmark.dew.ring import CONFIDENCE, EpochMatrices, KeyMatrices, posterior, random_member
 from dewmark.dew.scheme import DEW
-from dewmark.encoders.contexts import register_texts
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.hosts.fake import FakeHost
 from dewmark.types import Detection, Verdict
@@ -138,20 +131,32 @@ def test_nothing_that_a_request_asks_for_hides_the_mark(host, bag_encoder, tmp_p
                     door(**asked)
 
 
-def test_a_plain_key_attributes_nothing(host, bag_encoder, tmp_path) -> None:
-    """Two of its texts suffice to forge it, so nothing is said about who marked a text."""
+def test_plain_keys_attribute_as_rings_do(host, bag_encoder, tmp_path) -> None:
+    """By every way to test a text; a public detector says nothing."""
     key = Key(bytes(range(32)))
     bound = bind(key, host, tmp_path)
-    (text,) = write(host, bound, [1])
+    texts = write(host, bound, [1, 2])
     rotated = bind(key.rotated("2027", members=4), host, tmp_path)
     keys = [key, Key(bytes(32))]
-    (many,) = score_under(bound.scheme, keys, [text], no_host(), Workspace(cache=tmp_path))
-    for found in (score_text(bound, text), score_text(rotated, text), many[0]):
+    (many, _) = score_under(bound.scheme, keys, texts, no_host(), Workspace(cache=tmp_path))
+    for found in (score_text(bound, texts[0]), score_text(rotated, texts[0]), many[0]):
         assert found.is_marked
-        assert found.forgery is None
-        assert "attributable" not in str(found)
-    assert not bound.attributes
-    assert rotated.attributes
+        assert found.forgery is not None
+        assert found.forgery.attributable
+        assert found.forgery.z_form == found.z_form > 5.0 < found.z_meaning
+    assert many[1].forgery is None
+    assert many[1].z_form is not None
+    assert score_text(bound.public(), texts[0]).forgery is None
+    assert (bound.attributes, rotated.attributes, bound.public().attributes) == (True, True, False)
+
+
+def test_who_knows_all_of_W_forges_the_mark_but_not_its_form(host, bag_encoder, tmp_path) -> None:
+    bound = bind(Key(bytes(range(32))), host, tmp_path)
+    found = score_texts(bound, write(host, bound.under(UseKey(bound.own.W)), [*range(8)]))
+    assert all(each.is_marked and each.z_meaning > 5.0 for each in found)
+    # at the level 0.01 two of 8 have the probability 0.0027; and |z_F| < 4 has 0.9999
+    assert sum(each.forgery.attributable for each in found) <= 1
+    assert max(abs(each.z_form) for each in found) < 4.0
 
 
 def test_a_plain_key_beside_a_ring_does_not_hide_its_members(host, bag_encoder, tmp_path) -> None:
@@ -199,146 +204,72 @@ def test_the_paper_s_scheme_takes_plain_keys_only(host, bag_encoder, tmp_path) -
 # The test for forgery
 
 
-def test_head_and_tail_have_half_the_energy_and_the_head_the_larger_coordinates() -> None:
-    units, contexts = np.exp(-np.arange(30) / 6), np.exp(-np.arange(40) / 9)
-    head = split(units, contexts)
-    energy = np.outer(units, contexts)
-    assert energy[head].sum() == pytest.approx(0.5 * energy.sum(), rel=0.02)
-    assert energy[head].min() >= energy[~head].max()
-    deep = split(units, contexts, tail=0.4)
-    assert energy[deep].sum() == pytest.approx(0.6 * energy.sum(), rel=0.02)
-    assert deep[head].all()
-
-
-def test_large_rings_have_a_shallower_tail(host, bag_encoder, tmp_path) -> None:
-    """Of the energy in the package's own texts: half up to `LARGE` members, 0.4 in larger rings."""
-    reader = bind(Key(bytes(32)), host, tmp_path).reader
-    texts = reader.tokenize(register_texts())
-    reading = reader.read(texts, reader.tokenize([""] * len(texts)))
-    units = np.concatenate([differences(pairs, reading.token_rows) for pairs in reading.texts])
-    contexts = np.concatenate([reading.context_rows[pairs.windows] for pairs in reading.texts])
-    energy = np.outer(np.mean(units**2.0, axis=0), np.mean(contexts**2.0, axis=0))
-    for members, tail in ((1, 0.5), (LARGE, 0.5), (LARGE + 1, 0.4)):
-        left_out = energy[~head_of(reader, members=members)].sum() / energy.sum()
-        # the head ends before the coordinate that would exceed its share
-        assert tail <= left_out < tail + energy.max() / energy.sum()
-
-
 @pytest.mark.parametrize("strength", [0.0, 1.5, 20.0])
-def test_the_tail_pays_for_all_uses_that_the_head_leaves_open(strength: float) -> None:
-    """However a forger who knows all heads mixes them, he passes as some member with the level at most."""
+def test_the_form_pays_for_all_uses_that_the_meaning_leaves_open(strength: float) -> None:
+    """However a forger who knows all W mixes them, he passes as some member with the level at most."""
     rng = np.random.default_rng(4)
-    head = split(np.ones(12), np.exp(-np.arange(12) / 3)).astype(bool)
-    passed, texts, members = 0, 400, 20
+    passed, texts, members, level = 0, 800, 16, 0.05
     for _ in range(texts):
         W = rng.standard_normal((members, 12, 12)).astype(np.float32)
-        M = (rng.standard_normal((12, 12)) + strength * W[:3].sum(axis=0) * head).astype(np.float32)
-        z = np.einsum("kab,ab->k", W, M * head) / np.linalg.norm(M * head)
-        shares = [share_among(each, z) for each in z]
-        tests = (forgery_test(M, w, head, level=0.05, share=each) for w, each in zip(W, shares, strict=True))
+        epoch = EpochMatrices(None, members, 0, W, drawn_forms(rng, members))
+        text = matrix_of(rng.standard_normal((12, 12)) + strength * W[:3].sum(axis=0))
+        (shares,) = posterior([epoch.scores(text.F)])
+        tests = [
+            forgery_test(float(z), level=level, share=float(share))
+            for z, share in zip(epoch.form_scores(text.form).flat, shares.flat, strict=True)
+        ]
         passed += any(each.attributable for each in tests)
-    assert passed <= texts * 0.05 + 3.5 * np.sqrt(texts * 0.05)
-    assert passed > 0
+        found = KeyMatrices([epoch]).find(text)
+        assert found.share == pytest.approx(float(shares.flat[found.use.member]))
+    assert 0 < passed <= stats.binom.ppf(0.9998, texts, level)
 
 
-def test_shares_of_the_level_sum_to_one_and_follow_the_head() -> None:
-    z = np.random.default_rng(5).standard_normal(4096)
-    z[7] = 6.0
-    shares = [share_among(each, z) for each in z]
-    assert sum(shares) == pytest.approx(1.0)
-    assert shares[7] > 0.99
-    assert share_among(-1.0, np.full(4, -1.0)) == pytest.approx(0.25)
-
-
-def test_the_members_of_a_ring_share_one_level_and_a_plain_key_has_all_of_it() -> None:
-    rng = np.random.default_rng(7)
-    head = split(np.ones(12), np.exp(-np.arange(12) / 3)).astype(bool)
-    W = rng.standard_normal((16, 12, 12)).astype(np.float32)
-    M = (rng.standard_normal((12, 12)) + W[3] * head).astype(np.float32)
-    ring, plain = (KeyMatrices([EpochMatrices(None, len(own), 0, own)]) for own in (W, W[:1]))
-    shares = [level_share(M, each, head, ring) for each in W]
-    assert sum(shares) == pytest.approx(1.0, rel=1e-4)
-    assert np.argmax(shares) == 3
-    assert shares[3] < 1.0
-    assert level_share(M, W[0], head, plain) == 1.0
+def test_shares_of_the_level_sum_to_one_and_follow_the_meaning() -> None:
+    z = np.random.default_rng(5).standard_normal((2, 16, 128))
+    z[1, 7, 3] = 6.0
+    shares = posterior([*z])
+    assert sum(float(each.sum()) for each in shares) == pytest.approx(1.0)
+    assert shares[1][7, 3] > 0.99
+    assert posterior([np.full((4, 1), -1.0)])[0].tolist() == [[0.25]] * 4
 
 
 def test_without_a_share_of_the_level_nothing_is_attributable() -> None:
-    """The share underflows to zero where the head fits another use beyond doubt."""
-    rng = np.random.default_rng(8)
-    W = rng.standard_normal((16, 16))
-    head = split(np.exp(-np.arange(16) / 2), np.ones(16))
-    share = share_among(-20.0, np.array([60.0, -20.0]))
-    assert share == 0.0
-    found = forgery_test(9.0 * W, W, head, level=0.01, share=share)
-    assert (found.attributable, found.p_tail) == (False, 1.0)
+    """The share underflows to zero where the meaning fits another use beyond doubt."""
+    (shares,) = posterior([np.array([[60.0, -20.0]])])
+    assert shares[0, 1] == 0.0
+    found = forgery_test(20.0, level=0.01, share=float(shares[0, 1]))
+    assert (found.attributable, found.p_form) == (False, 1.0)
 
 
-def test_a_weak_text_whose_head_names_the_member_is_attributable() -> None:
-    """Chat: z 6 in all. In a ring of 4,096 the tail by itself would have to reach 4.7."""
-    rng = np.random.default_rng(6)
-    scale = np.exp(-np.arange(24) / 8)
-    amplitude = np.outer(scale, scale)
-    head = split(scale**2, scale**2)
-    genuine, texts, members = 0, 100, 256
-    for _ in range(texts):
-        W = rng.standard_normal((members, 24, 24)).astype(np.float32)
-        mark = 6.5 / np.linalg.norm(amplitude) * amplitude**2 * W[3]
-        M = (rng.standard_normal((24, 24)) * amplitude + mark).astype(np.float32)
-        uses = KeyMatrices([EpochMatrices(None, members, 0, W)])
-        share = level_share(M, W[3], head, uses)
-        genuine += forgery_test(M, W[3], head, level=0.01, share=share).attributable
-    assert genuine >= 0.8 * texts
-
-
-def test_head_and_tail_are_independent_exact_tests_over_keys() -> None:
-    rng = np.random.default_rng(0)
-    M = rng.standard_normal((16, 16)).astype(np.float32) * np.exp(-np.arange(16) / 5)
-    head = split(np.exp(-np.arange(16) / 2), np.ones(16))
-    found = [forgery_test(M, W, head, level=0.01) for W in rng.standard_normal((4000, 16, 16))]
-    z = np.array([(each.z_head, each.z_tail) for each in found])
-    assert stats.kstest(z[:, 0], "norm").pvalue > 1e-3
-    assert stats.kstest(z[:, 1], "norm").pvalue > 1e-3
-    assert abs(np.corrcoef(z.T)[0, 1]) < 3.5 / np.sqrt(len(z))
-
-
-def test_genuine_texts_are_attributable_and_head_only_forgeries_are_not() -> None:
-    """A genuine mark adds a multiple of W ∘ energy everywhere, a forgery in the head only."""
-    rng = np.random.default_rng(2)
-    scale = np.exp(-np.arange(24) / 8)
-    amplitude = np.outer(scale, scale)
-    head = split(scale**2, scale**2)
-    genuine = forged = 0
-    for _ in range(400):
-        W = rng.standard_normal((24, 24))
-        noise = rng.standard_normal((24, 24)) * amplitude
-        strength = 9.0 / np.linalg.norm(amplitude)
-        mark = strength * amplitude**2 * W
-        genuine += forgery_test(noise + mark, W, head, level=0.01).attributable
-        forged += forgery_test(noise + 2 * mark * head, W, head, level=0.01).attributable
-    assert genuine >= 0.97 * 400
-    assert forged <= 0.02 * 400
+def test_form_is_an_exact_test_over_keys_that_does_not_depend_on_the_meaning() -> None:
+    """A fixed text, 4,000 keys: its p-value by form is uniform, at the level too, whatever W was."""
+    text, keys = matrix_of(np.random.default_rng(0).standard_normal((12, 12))), 4000
+    drawn = [Key(i.to_bytes(32, "big")) for i in range(1, keys + 1)]
+    z_form = np.array([text.form.z(FormKey.of(key)) for key in drawn])
+    W = np.stack([draw_float32_matrix(key, d_T=12, d_C=12) for key in drawn])
+    z = np.einsum("kab,ab->k", W, text.F) / np.linalg.norm(text.F)
+    assert stats.kstest(z_form, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(z, z_form)[0, 1]) < 3.5 / np.sqrt(keys)
+    tests = [forgery_test(each, level=0.01) for each in z_form.tolist()]
+    passed = sum(each.attributable for each in tests)
+    assert stats.binom.ppf(2e-4, keys, 0.01) <= passed <= stats.binom.ppf(1 - 2e-4, keys, 0.01)
 
 
 def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encoder, tmp_path) -> None:
     bound = bind(Key(bytes(range(32)), members=4), host, tmp_path)
     texts = write(host, bound.for_member(member=1), [1, 2])
     genuine = score_texts(bound, texts)
-    assert all(each.forgery is not None and each.forgery.z_tail > 2 for each in genuine)
+    assert all(each.forgery is not None and each.forgery.attributable for each in genuine)
     Detector(bound.public()).save(tmp_path / "public")
-    stored = np.load(tmp_path / "public" / "state" / "ring_0.npy")
-    head = np.load(tmp_path / "public" / "state" / "head.npy")
-    assert not stored[:, ~head].any()
-    assert 0 < head.sum() < head.size
+    assert not list((tmp_path / "public").rglob("*form*"))
     public = Detector.load(tmp_path / "public")
     for text, each in zip(texts, genuine, strict=True):
         found = public.detect(text)
         assert found.is_marked
-        assert found.member == 1
-        assert found.forgery is None
-        assert found.coverage is None
-        assert found.z == pytest.approx(each.forgery.z_head, abs=1e-3)
-    with pytest.raises(ConfigError, match="half of the key"):
+        assert (found.member, found.forgery, found.z_form) == (1, None, None)
+        assert found.coverage is not None
+        assert found.z == found.z_meaning == pytest.approx(each.z_meaning, abs=1e-6)
+    with pytest.raises(ConfigError, match="does not follow streams"):
         public.follow()
 
 
@@ -357,9 +288,9 @@ def test_a_false_alarm_has_no_name() -> None:
         W = rng.normal(size=(16, 32, 32))
         lifted = -ndtri(tail / (uses_of_key / 16) * rng.uniform())
         W[0] += (lifted - np.sum(W[0] * unit)) * unit
-        uses = KeyMatrices([EpochMatrices(None, 256, 2, W.astype(np.float32), rng.bytes(32))])
-        found = uses.find(F)
-        statistic = OriginStatistic(found.z, found.p_value, 100.0, found)
+        uses = KeyMatrices([EpochMatrices(None, 256, 2, W.astype(np.float32), secret=rng.bytes(32))])
+        found = uses.find(matrix_of(F))
+        statistic = OriginStatistic(found.z, found.p_value, 100.0, found.z_meaning, found.z_form, found)
         verdict = Verdict.MARKED if found.p_value <= level else Verdict.NOT_MARKED
         made = Detection(verdict, found.p_value, found.z, 0.0, 100.0, 100, "key", level, "dew", "a1b2")
         shown = with_origin(made, statistic, uses)

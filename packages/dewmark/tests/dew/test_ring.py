@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
+from tests.dew.keyed_texts import drawn_forms, matrix_of
 
 from dewmark.core.keys import Key
+from dewmark.dew.form import FormKey
 from dewmark.dew.ring import TURNS, EpochMatrices, KeyMatrices, KeyUse, random_member
 from dewmark.errors import ConfigError, KeyFileError
 
@@ -16,7 +18,7 @@ RNG = np.random.default_rng(1)
 
 def matrices(members: int = 1, bits: int = 0, *, rng: np.random.Generator = RNG) -> KeyMatrices:
     W = rng.standard_normal((min(members, 16), *SHAPE)).astype(np.float32)
-    return KeyMatrices([EpochMatrices(None, members, bits, W)])
+    return KeyMatrices([EpochMatrices(None, members, bits, W, drawn_forms(rng, len(W)))])
 
 
 def text(rng: np.random.Generator = RNG) -> np.ndarray:
@@ -34,7 +36,7 @@ def test_the_corrected_p_value_is_valid_over_keys(members: int, bits: int) -> No
     """Exact up to Bonferroni within a matrix: never below uniform, and near it where p is small."""
     rng = np.random.default_rng(members + bits)
     M = text(rng)
-    p = np.array([matrices(members, bits, rng=rng).find(M).p_value for _ in range(600)])
+    p = np.array([matrices(members, bits, rng=rng).find(matrix_of(M)).p_value for _ in range(600)])
     for level in (0.01, 0.05, 0.2):
         error = 3.5 * np.sqrt(level * (1 - level) / len(p))
         assert np.mean(p <= level) < level + error
@@ -49,7 +51,7 @@ def test_a_rotated_key_pays_for_all_its_epochs() -> None:
     for name in "bcdef":
         key = key.rotated(name, members=2)
     keys = KeyMatrices.of(key, d_T=SHAPE[0], d_C=SHAPE[1])
-    found = keys.find(text(np.random.default_rng(7)))
+    found = keys.find(matrix_of(text(np.random.default_rng(7)), words=0))
     assert len(keys.epochs) == 6
     assert found.n_hypotheses == 12
     assert found.p_value == pytest.approx(1.0 - stats.norm.cdf(found.z) ** 12, rel=1e-6)
@@ -66,7 +68,7 @@ def test_scores_are_those_of_each_uses_own_matrix() -> None:
             use = epoch.use(index, place)
             seen.add(use)
             if (index + place) % 7 == 0:
-                direct = float(np.sum(M * keys.matrix(use))) / np.linalg.norm(M)
+                direct = float(np.sum(M * keys.key(use).W)) / np.linalg.norm(M)
                 assert z[index, place] == pytest.approx(direct, abs=1e-3)
     assert len(seen) == keys.count
 
@@ -79,22 +81,22 @@ def test_signs_are_in_coordinates_that_only_the_key_knows(key: Key, shared: KeyU
     """Uses that share a matrix do not differ by signs in public coordinates, and are unrelated there."""
     keys = KeyMatrices.of(key, d_T=64, d_C=64)
     (epoch,) = keys.epochs
-    one, other = (keys.matrix(use) for use in (KeyUse(shared.member % 16), shared))
+    one, other = (keys.key(use).W for use in (KeyUse(shared.member % 16), shared))
     np.testing.assert_array_equal(one, epoch.W[shared.member % 16])
     assert not np.allclose(np.abs(one), np.abs(other), atol=0.1)
     # they differ in the signs of one side, and 64 random signs have a mean of 0 ± 0.125
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.2
     M = RNG.standard_normal((64, 64)).astype(np.float32)
     for index, place in ((0, 0), (0, 1), (len(epoch.W) - 1, 2)):
-        direct = float(np.sum(M * keys.matrix(epoch.use(index, place)))) / np.linalg.norm(M)
+        direct = float(np.sum(M * keys.key(epoch.use(index, place)).W)) / np.linalg.norm(M)
         assert epoch.scores(M)[index, place] == pytest.approx(direct, abs=1e-3)
     again = KeyMatrices.stored(keys.meta(), keys.arrays())
-    np.testing.assert_array_equal(again.matrix(shared), other)
+    np.testing.assert_array_equal(again.key(shared).W, other)
     secret = key.subkey(TURNS)
     assert secret.hex() not in repr(epoch)
     assert str(secret) not in repr(epoch)
-    with pytest.raises(ConfigError, match="no half that could be published"):
-        keys.published(np.ones((64, 64), dtype=bool))
+    with pytest.raises(ConfigError, match="cannot be published"):
+        keys.published()
 
 
 def test_turned_messages_are_nearly_uncorrelated() -> None:
@@ -103,7 +105,7 @@ def test_turned_messages_are_nearly_uncorrelated() -> None:
     T, C = (RNG.standard_normal((120, 96)) * decay for _ in range(2))
     M = (T.T @ C).astype(np.float32)
     M /= np.linalg.norm(M)
-    correlation = EpochMatrices(None, 1, 8, M[None], b"secret").scores(M)[0]
+    correlation = EpochMatrices(None, 1, 8, M[None], secret=b"secret").scores(M)[0]
     assert correlation[0] == pytest.approx(1.0, abs=1e-4)
     assert np.sqrt(np.mean(np.square(correlation[1:]))) < 0.05
     assert np.abs(correlation[1:]).max() < 0.2
@@ -116,7 +118,7 @@ def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> 
     right = wrong = 0
     for trial in range(300):
         use = KeyUse(int(rng.integers(64)), int(rng.integers(16)), "ab"[trial % 2])
-        found = keys.find(marked(text(rng), keys.matrix(use), 4.0 + 6.0 * rng.random()))
+        found = keys.find(matrix_of(marked(text(rng), keys.key(use).W, 4.0 + 6.0 * rng.random()), words=0))
         if found.payload_confidence >= 0.99 and found.p_value <= 0.01:
             right += found.use.payload == use.payload
             wrong += found.use.payload != use.payload
@@ -128,7 +130,7 @@ def test_member_payload_and_epoch_are_read_and_wrong_ones_are_not_reported() -> 
 def test_the_use_of_a_strong_mark_is_certain() -> None:
     """z 60: the weight of the right use by itself is exp(3600)."""
     keys = matrices(16, 2)
-    found = keys.find(marked(text(), keys.matrix(KeyUse(5, 3)), 60.0))
+    found = keys.find(matrix_of(marked(text(), keys.key(KeyUse(5, 3)).W, 60.0)))
     assert (found.use.member, found.use.payload) == (5, 3)
     confidences = (found.payload_confidence, found.member_confidence, found.epoch_confidence)
     assert confidences == pytest.approx((1.0, 1.0, 1.0))
@@ -137,38 +139,50 @@ def test_the_use_of_a_strong_mark_is_certain() -> None:
 def test_keys_make_the_same_matrices_every_time() -> None:
     key = Key(bytes(range(32)), members=64, payload_bits=2)
     keys = KeyMatrices.of(key, d_T=6, d_C=5)
-    np.testing.assert_allclose(keys.matrix(KeyUse(17, 3))[0], MATRIX, atol=1e-6)
+    np.testing.assert_allclose(keys.key(KeyUse(17, 3)).W[0], MATRIX, atol=1e-6)
     assert keys.count == 256
     restored = KeyMatrices.stored(keys.meta(), keys.arrays())
-    np.testing.assert_array_equal(restored.matrix(KeyUse(63, 1)), keys.matrix(KeyUse(63, 1)))
+    np.testing.assert_array_equal(restored.key(KeyUse(63, 1)).W, keys.key(KeyUse(63, 1)).W)
 
 
 def test_payload_zero_is_the_mark_without_a_payload() -> None:
     plain, longer = (
         KeyMatrices.of(Key(bytes(32), payload_bits=bits), d_T=SHAPE[0], d_C=SHAPE[1]) for bits in (0, 8)
     )
-    np.testing.assert_array_equal(longer.matrix(KeyUse()), plain.matrix(KeyUse()))
+    np.testing.assert_array_equal(longer.key(KeyUse()).W, plain.key(KeyUse()).W)
     assert (plain.count, longer.count) == (1, 256)
 
 
-def test_the_published_half_scores_the_head_alone() -> None:
+def test_what_is_published_scores_the_meaning_alone() -> None:
     keys, M = matrices(4), text()
-    head = RNG.random(SHAPE) < 0.5
-    public = keys.published(head)
-    best = max(float(np.sum((M * W)[head])) / np.linalg.norm(M[head]) for W in keys.epochs[0].W)
-    assert public.find(M).z == pytest.approx(best, abs=1e-3)
-    assert not public.epochs[0].W[:, ~head].any()
-    assert KeyMatrices.stored(public.meta(), public.arrays()).is_public
+    public = keys.published()
+    best = max(float(np.sum(M * W)) / np.linalg.norm(M) for W in keys.epochs[0].W)
+    found = public.find(matrix_of(M))
+    assert found.z == found.z_meaning == pytest.approx(best, abs=1e-3)
+    assert np.isnan(found.z_form)
+    restored = KeyMatrices.stored(public.meta(), public.arrays())
+    assert [each.is_public for each in (keys, public, restored)] == [False, True, True]
 
 
-def test_the_published_half_has_no_secret() -> None:
-    """Not even the sub-key of the turns, which a ring of 16 members does not need."""
+def test_what_is_published_has_no_secret() -> None:
+    """Neither what gives form, nor the sub-key of the turns, which a ring of 16 members does not need."""
     key = Key(bytes(range(32)), members=4).rotated("b", members=4)
-    public = KeyMatrices.of(key, d_T=SHAPE[0], d_C=SHAPE[1]).published(RNG.random(SHAPE) < 0.5)
-    stored = public.arrays()
+    stored = KeyMatrices.of(key, d_T=SHAPE[0], d_C=SHAPE[1]).published().arrays()
+    assert stored.keys() == {f"ring_{i}{part}" for i in range(2) for part in ("", "_secret")}
     assert [stored[f"ring_{i}_secret"].size for i in range(2)] == [0, 0]
     for each in (*key.retired, key):
-        assert all(each.subkey(TURNS) not in array.tobytes() for array in stored.values())
+        words = [FormKey.of(each.independent_member(i)).words for i in range(4)]
+        for secret in (each.subkey(TURNS), *(word.tobytes() for own in words for word in own[:2])):
+            assert all(secret not in array.tobytes() for array in stored.values())
+
+
+def test_the_form_scores_of_all_uses_are_those_of_each_use() -> None:
+    keys = KeyMatrices.of(Key(bytes(range(32)), members=64, payload_bits=3), d_T=8, d_C=8)
+    (epoch,) = keys.epochs
+    words = matrix_of(np.ones((8, 8)), words=40).form
+    scores = epoch.form_scores(words)
+    for index, place in ((0, 0), (3, 1), (15, 31), (7, 20)):
+        assert scores[index, place] == pytest.approx(words.z(keys.key(epoch.use(index, place)).form))
 
 
 def test_seeds_choose_members_evenly_and_for_ever() -> None:
@@ -179,10 +193,10 @@ def test_seeds_choose_members_evenly_and_for_ever() -> None:
 
 def test_impossible_uses_are_named() -> None:
     with pytest.raises(KeyFileError, match="members 0 to 3, got 9"):
-        matrices(4).matrix(KeyUse(9))
+        matrices(4).key(KeyUse(9))
     for payload in (1, -1):
         with pytest.raises(KeyFileError, match=f"payloads of 0 bits .none., got {payload}"):
-            matrices(4).matrix(KeyUse(payload=payload))
+            matrices(4).key(KeyUse(payload=payload))
 
 
 MATRIX = [0.738153, -0.059438, -1.343398, 1.203311, 1.823824]

@@ -17,7 +17,6 @@ class PublicDetector {
     this.lexicon = new Lexicon(arrays, about, tables);
     this.reader = about.reader === null ? null : new Reader(arrays, this.lexicon);
     this.start = arrays["start"];
-    this.head = arrays["head"];
     const size = this.lexicon.dim ** 2;
     this.matrices = Array.from({ length: about.matrices }, (_, i) => Float64Array.from(arrays["W"].subarray(i * size, (i + 1) * size)));
   }
@@ -73,12 +72,9 @@ class PublicDetector {
     });
     const whole = square(M), F = this.flattened(M, pairs.length, length, whole), left = square(F);
     if (!(left > Math.max(TINY, LEAST_SHARE * whole, LEAST_SHARE * energy))) return nothing;
-    for (let i = 0; i < F.length; i++) F[i] *= this.head[i];
-    const seen = square(F);
-    if (!(seen > Math.max(TINY, LEAST_SHARE * left))) return nothing;
-    const z = Math.max(...this.matrices.map((W) => dot(F, W) / Math.sqrt(seen)));
+    const z = Math.max(...this.matrices.map((W) => dot(F, W) / Math.sqrt(left)));
     const p = anyOf(upperTail(z), this.matrices.length);
-    return { p_value: Math.max(p, LEAST_P), z, effective_length: Math.min(total ** 2 / seen, sizes) };
+    return { p_value: Math.max(p, LEAST_P), z, effective_length: Math.min(total ** 2 / left, sizes) };
   }
 
   /** f(M): singular values that stand out are cut down to the bound b. */

@@ -153,7 +153,6 @@ def _report(result: StealingResult) -> str:
     head = f"learned from {result.observed} marked and {result.base} base texts by {result.method}"
     head += "" if result.cosine is None else f"; correlation with the true scores {result.cosine:.2f}"
     head += f"; strength {result.strength:g}"
-    head += "" if result.tail_share is None else f", {result.tail_share:.0%} of it on the tail"
     fields = ("found", "above", "attributable", "perplexity", "kept")
     rows = [
         (name, *(getattr(result, prefix + field, None) for field in fields))

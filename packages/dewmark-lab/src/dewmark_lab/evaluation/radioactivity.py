@@ -52,7 +52,7 @@ class Radioactivity(Plain):
 def radioactivity(bound: BoundScheme, texts: Sequence[str], *, control: Sequence[str] = ()) -> Radioactivity:
     """Test whether the texts, together, carry the bound key's mark; ``control`` are texts without it."""
     M = corpus_matrix(bound, texts, control=control)
-    z = z_under(M, _words(bound).W)
+    z = z_under(M, _words(bound).own.W)
     return Radioactivity(len(texts), len(control), z, float(ndtr(-z)), z / math.sqrt(len(texts)))
 
 
@@ -79,7 +79,7 @@ def z_under(M: F64, W: Any) -> float:  # noqa: ANN401 - an array of any precisio
 
 def _sum(bound: BoundScheme, texts: Sequence[str]) -> F64:
     words = _words(bound)
-    total = np.zeros(words.W.shape)
+    total = np.zeros(words.own.W.shape)
     for start in range(0, len(texts), _CHUNK):
         chunk = list(texts[start : start + _CHUNK])
         for text in words.read(words.tokenize(chunk), words.tokenize([""] * len(chunk))):

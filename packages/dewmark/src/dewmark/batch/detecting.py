@@ -251,7 +251,6 @@ def _column_types(summary: _Summary, arrow: Any) -> dict[str, Any]:  # noqa: ANN
     numbers = dict.fromkeys(("z", "p_value", "p_alone", "effective_length", "share"), number)
     place = {"start": integer, "end": integer}
     passage = struct(**place, tokens=integer, text=text, key_fingerprint=text, **numbers)
-    tails = dict.fromkeys(("z_head", "z_tail", "p_tail", "p_alike"), number)
     return {
         **dict.fromkeys(_INTEGERS, integer),
         **dict.fromkeys(_STRINGS, text),
@@ -261,6 +260,6 @@ def _column_types(summary: _Summary, arrow: Any) -> dict[str, Any]:  # noqa: ANN
         "looks": struct(keys=integer, attempts=integer, passages=flag),
         "not_tested": arrow.list_(struct(key_file=text, scheme=text, reason=text)),
         "manifest": struct(**dict.fromkeys(FIELDS, text)),
-        "forgery": struct(attributable=flag, **tails),
+        "forgery": struct(attributable=flag, z_form=number, p_form=number),
         "coverage": struct(extent=text, share=number, p_rest=number, passages=arrow.list_(passage)),
     }

@@ -42,8 +42,8 @@ def export(
         bool,
         typer.Option(
             "--public",
-            help="Export the half of the key that may be published: anyone can detect by it and forge only "
-            "it, which makes no text attributable.",
+            help="Export what may be published of the key: anyone can detect by it, and forge or remove what "
+            "it detects, but makes no text attributable.",
         ),
     ] = False,
     reader: options.Reader = None,
@@ -63,7 +63,7 @@ def export(
     if not folders:
         raise ConfigError("no folder to write: give --out DIR, or --public with --page DIR")
     if page is not None and not public:
-        raise ConfigError("a page is for everyone, and only the public half of a key may be: add --public")
+        raise ConfigError("a page is for everyone, and only a public detector may be: add --public")
     for folder in folders:
         if folder.is_dir() and any(folder.iterdir()):
             raise StorageError(f"{folder} is not empty and is not overwritten: name a new or empty folder")
@@ -71,13 +71,13 @@ def export(
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
         from dewmark.batch.negatives import with_audit
-        from dewmark.capabilities import HasPublicHalf, capability
+        from dewmark.capabilities import HasPublicDetector, capability
         from dewmark.detector import Detector
         from dewmark.scheme import reader_name
 
         if audit is not None:
             bound = with_audit(bound, audit)
-        exported = capability(bound, HasPublicHalf).public() if public else bound
+        exported = capability(bound, HasPublicDetector).public() if public else bound
         if out is not None:
             Detector(exported).save(out)
         if write_page is not None:
@@ -95,8 +95,8 @@ def export(
         )
     else:
         advice = (
-            "It may be published: anyone with it can detect the mark and forge half of it, but not attribute "
-            "a text to you.\n"
+            "It may be published: anyone with it can detect the mark, and forge or remove what it detects, "
+            "but make no text attributable to you.\n"
             if public
             else "Keep it as secret as the key: anyone with it can detect, forge and remove the mark.\n"
         )

@@ -81,8 +81,8 @@ def locate(
             (scored,) = scorer([row])
             if not scorer.bound.finds_passages:
                 raise ConfigError(
-                    f"{scorer.bound.scheme.name} finds no passages here (its scores have no known covariance "
-                    "over keys, or the detector has half of a key): use dewmark detect"
+                    f"{scorer.bound.scheme.name} finds no passages (its scores have no known covariance over "
+                    "keys): use dewmark detect"
                 )
             if on_terminal:
                 progress.clear()

@@ -20,6 +20,7 @@ from dewmark.core.keys import Key
 from dewmark.core.projections import draw_float32_matrix
 from dewmark.dew.form import AllForms, FormKey
 from dewmark.dew.matrix import UseKey, WordReading, statistic, z_scores
+from dewmark.dew.origin import with_origin
 from dewmark.scheme import make_detection, token_scores
 from dewmark.stats.two_sums import larger_of
 from dewmark.types import Detection
@@ -49,10 +50,13 @@ def whole_under(
         own = UseKey(_matrix(keys[best], matrix.F.shape), _form(keys[best]) if form else None)
         evidence = matrix.under(own)
         length, scored = matrix.effective_length, max(evidence.length, 1)
+        tested = [
+            statistic(*both, matrix.square, length) for both in zip(z.tolist(), z_form.tolist(), strict=True)
+        ]
         found = [
             make_detection(
                 evidence,
-                statistic(float(each), float(other), matrix.square, length),
+                result,
                 score=float(each) * matrix.square**0.5 / scored,
                 test="key",
                 fpr=fpr,
@@ -61,8 +65,9 @@ def whole_under(
                 reader=reader,
                 carrying=reading.carrying,
             )
-            for each, other, key in zip(z, z_form, keys, strict=True)
+            for result, each, key in zip(tested, z, keys, strict=True)
         ]
+        found = [*map(with_origin, found, tested)]
         found[best] = dataclasses.replace(found[best], tokens=token_scores(reading.text, evidence))
         rows.append(found)
     return rows

@@ -295,8 +295,8 @@ def add_expectations(
         index[chosen] = size + np.arange(len(chosen))
         unforeseen = np.ones(len(pairs.tokens), dtype=np.float32)
         unforeseen[chosen] = np.maximum(1.0 - likely @ marks[forms], 0.0)
-        form = _weighed(pairs.form, text, words, lexicon_rows[forms], lexicon)
-        made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen, form=form))
+        weighed = _weighed(pairs.form, text, words, lexicon_rows[forms], lexicon)
+        made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen, form=weighed))
         size += len(chosen)
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
 

@@ -30,10 +30,11 @@ A and B are orthogonal and independent of W, so each W_m still has independent s
 **Form.** Each independent member has an h of its own (`dewmark.dew.form`), whose signs the messages change by
 the classes of words. The sums of all messages are one Walsh transform of the classes' sums.
 
-**Finding the use.** Each use has the score m = max(z, (z + z_F)/√2), as a plain key has. Under one matrix messages are correlated, so their number is paid for by Bonferroni;
-different matrices are independent over keys, and Šidák's correction is exact. Use j has posterior probability
-∝ exp(s_best s_j), where s is z or (z + z_F)/√2, whichever is larger for the best use; an epoch, member or
-payload is named if it has 99% of that.
+**Finding the use.** Each use has the score m = max(z, (z + z_F)/√2), as a plain key has. Under one matrix
+messages are correlated, so their number is paid for by Bonferroni; different matrices are independent over
+keys, and Šidák's correction is exact. Use j has posterior probability ∝ exp(s_best s_j), where s is z or
+(z + z_F)/√2, whichever is larger for the best use; an epoch, member or payload is named if it has 99% of
+that. The probability by z alone is the use's ``share`` of the level of attribution (`dewmark.dew.origin`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dewmark.arrays import F32, F64, I64, Mask
+from dewmark.arrays import F32, F64, I64
 from dewmark.core.keys import INDEPENDENT, MESSAGE_BITS, Key, KeyStream, check_use
 from dewmark.core.projections import draw_float32_matrix, haar_orthogonal
 from dewmark.dew.form import FormKey, FormPairs, ratio, signed
@@ -214,7 +215,8 @@ class AskedUse:
 class FoundUse:
     """The use that fits a text best: ``p_value`` is corrected for all ``n_hypotheses``, ``z`` is its own.
 
-    ``z_meaning`` and ``z_form`` are the two scores behind it. ``payload_confidence``, ``member_confidence`` and ``epoch_confidence`` are posterior probabilities.
+    ``z_meaning`` and ``z_form`` are the two scores behind it. ``payload_confidence``, ``member_confidence``
+    and ``epoch_confidence`` are posterior probabilities; ``share`` is the use's by the meaning alone.
     """
 
     use: KeyUse
@@ -226,6 +228,7 @@ class FoundUse:
     payload_confidence: float
     member_confidence: float
     epoch_confidence: float
+    share: float
 
 
 @dataclass(frozen=True)
@@ -332,13 +335,9 @@ class EpochMatrices:
             return np.full((len(self.W), self.messages.count), np.nan)
         bits = np.stack([form.bits(text.numbers) for form in self.forms])  # (K, N)
         values, classes = signed(bits, 0) * text.weights, self.messages.packed(bits.view(np.int64))
-        sums = np.stack(
-            [
-                np.bincount(own, weights=row, minlength=self.messages.count)
-                for own, row in zip(classes, values, strict=True)
-            ],
-            axis=1,
-        )
+        sums: F64 = np.empty((self.messages.count, len(self.forms)))
+        for i, (own, row) in enumerate(zip(classes, values, strict=True)):
+            sums[:, i] = np.bincount(own, weights=row, minlength=self.messages.count)
         scores = walsh_transform(sums)[self.messages.packed(self.messages.numbers)].T
         return ratio(scores, text.square)
 
@@ -366,13 +365,11 @@ class EpochMatrices:
 class KeyMatrices:
     """The matrices of all uses of a key; ``epochs`` has the current one last. As secret as the key.
 
-    Those that may be published have numbers in the ``head`` (d_T, d_C) only (`dewmark.dew.origin`), and
-    score only that part of a text's matrix.
+    Those that may be published have no forms: they find a mark, but do not tell who made it.
     """
 
-    def __init__(self, epochs: Sequence[EpochMatrices], *, head: Mask | None = None) -> None:
+    def __init__(self, epochs: Sequence[EpochMatrices]) -> None:
         self.epochs = tuple(epochs)
-        self._head = head
 
     @classmethod
     def of(cls, key: Key, *, d_T: int, d_C: int, form: bool = True) -> KeyMatrices:
@@ -406,28 +403,16 @@ class KeyMatrices:
         epoch = self.epoch(use.epoch)
         return UseKey(epoch.matrix(use), epoch.form(use))
 
-    def visible(self, M: F64) -> F64:
-        """The part of a text's matrix that these matrices can score."""
-        return M if self._head is None else M * self._head
-
-    def published(self, head: Mask) -> KeyMatrices:
-        """The part of the matrices that may be published."""
+    def published(self) -> KeyMatrices:
+        """The matrices without what gives h; not those whose messages need the secret of the turns."""
         if any(each.messages.count > 1 for each in self.epochs):
-            raise ConfigError(
-                "a key with payloads, or a ring of more than 16 members, has no half that could be published"
-            )
-        halves = [dataclasses.replace(each, W=each.W * head, forms=(), secret=b"") for each in self.epochs]
-        return KeyMatrices(halves, head=head)
-
-    @property
-    def attributes(self) -> bool:
-        """Whether the current epoch is a ring whose tails only its holder knows."""
-        return self.current.members > 1 and not self.is_public
+            raise ConfigError("a key with payloads, or a ring of more than 16 members, cannot be published")
+        return KeyMatrices([dataclasses.replace(each, forms=(), secret=b"") for each in self.epochs])
 
     @property
     def is_public(self) -> bool:
-        """Whether only the head is known."""
-        return self._head is not None
+        """Whether they may be published: nothing in them gives h."""
+        return not any(each.forms or each.secret for each in self.epochs)
 
     def sums(self, M: F32) -> F32:
         """⟨M, W⟩ of all uses, (count,), for a matrix M (d_T, d_C)."""
@@ -448,8 +433,7 @@ class KeyMatrices:
 
     def find(self, text: TextMatrix) -> FoundUse:
         """The use that fits a text best."""
-        F = self.visible(text.F)
-        meaning = [each.scores(F) for each in self.epochs]
+        meaning = [each.scores(text.F) for each in self.epochs]
         form = [each.form_scores(text.form) for each in self.epochs]
         # 1. The best use of each epoch: Bonferroni within a matrix, Šidák over the independent ones
         larger = [larger_of(*both) for both in zip(meaning, form, strict=True)]
@@ -462,14 +446,11 @@ class KeyMatrices:
         epoch, at = self.epochs[best], tops[best]
         index, place = divmod(at, meaning[best].shape[1])
         z_meaning, z_form = float(meaning[best].flat[at]), float(form[best].flat[at])
-        # 2. Posterior weights by the sum that decided, relative to that of the best score of all
-        scores = meaning
+        # 2. Posterior probabilities by the meaning, and by the sum that decided
+        shares = posterior(meaning)
+        own = shares[best]
         if highest[best] > z_meaning:
-            scores = [(z + z_F) / 2**0.5 for z, z_F in zip(meaning, form, strict=True)]
-        strength, top = max(highest[best], 0.0), max(float(z.max()) for z in scores)
-        weights = [np.exp(strength * (each - top)) for each in scores]
-        total = sum(float(each.sum()) for each in weights)
-        own = weights[best]
+            own = posterior([(z + z_F) / 2**0.5 for z, z_F in zip(meaning, form, strict=True)])[best]
         member = np.zeros(own.shape, dtype=bool)  # the uses with the same member, and with the same payload
         member[index] = epoch.shared == epoch.shared[place]
         payload = np.broadcast_to(epoch.payloads == epoch.payloads[place], own.shape)
@@ -480,9 +461,10 @@ class KeyMatrices:
             z_form=z_form,
             p_value=sidak_min(p_values[best], tests=sum(len(each.W) for each in self.epochs)),
             n_hypotheses=self.count,
-            payload_confidence=min(float(own[payload].sum()) / total, 1.0),
-            member_confidence=min(float(own[member].sum()) / total, 1.0),
-            epoch_confidence=min(float(own.sum()) / total, 1.0),
+            payload_confidence=min(float(own[payload].sum()), 1.0),
+            member_confidence=min(float(own[member].sum()), 1.0),
+            epoch_confidence=min(float(own.sum()), 1.0),
+            share=min(float(shares[best].flat[at]), 1.0),
         )
 
     def meta(self) -> list[dict[str, Any]]:
@@ -494,7 +476,6 @@ class KeyMatrices:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The matrices, for a stored detector."""
-        head = {} if self._head is None else {"head": self._head}
         secrets = {
             f"ring_{i}_secret": np.frombuffer(each.secret, dtype=np.uint8)
             for i, each in enumerate(self.epochs)
@@ -504,7 +485,7 @@ class KeyMatrices:
             for i, each in enumerate(self.epochs)
             if each.forms
         }
-        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | forms | secrets | head
+        return {f"ring_{i}": each.W for i, each in enumerate(self.epochs)} | forms | secrets
 
     @classmethod
     def stored(cls, meta: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> KeyMatrices:
@@ -520,7 +501,15 @@ class KeyMatrices:
             )
             for i, each in enumerate(meta)
         ]
-        return cls(epochs, head=np.array(arrays["head"]) if "head" in arrays else None)
+        return cls(epochs)
+
+
+def posterior(scores: Sequence[F64]) -> list[F64]:
+    """The posterior probability of each use of each epoch, by their scores: ∝ exp(s_best s_j)."""
+    top = max(float(each.max()) for each in scores)
+    weights = [np.exp(max(top, 0.0) * (each - top)) for each in scores]
+    total = sum(float(each.sum()) for each in weights)
+    return [each / total for each in weights]
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 
 from dewmark import config
-from dewmark.arrays import F32, Mask
+from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.core.projections import draw_matrix
 from dewmark.dew.form import FormKey
 from dewmark.dew.key_test import whole_under
 from dewmark.dew.matrix import KeyedEvidence, TextMatrix, UseKey, WordReading, passage_test, text_matrices
-from dewmark.dew.origin import UseEvidence, head_of, tested_use, with_origin
+from dewmark.dew.origin import UseEvidence, tested_use, with_origin
 from dewmark.dew.reading import LexiconReader, check_stored, read
 from dewmark.dew.reference import ALPHA, BETA, CANDIDATES, CONTEXT, LAMBDA, LIMIT
 from dewmark.dew.ring import AskedUse, KeyMatrices, KeyUse, random_member
@@ -236,16 +236,12 @@ class BoundDEW(BoundScheme):
 
     @property
     def attributes(self) -> bool:
-        """Whether it can tell the holder's texts from forged ones: a ring can, a plain key cannot."""
-        return self.uses is not None and self.uses.attributes
-
-    def head(self) -> Mask:
-        """The coordinates that a forger learns first, (d_T, d_C)."""
-        return head_of(self.reader, members=1 if self.uses is None else self.uses.current.members)
+        """Whether it can tell the holder's texts from forged ones; a public detector cannot."""
+        return self.own.form is not None
 
     def public(self) -> BoundDEW:
-        """The half of this detector that may be published: it detects, but attributes nothing."""
-        uses = self.matrices.published(self.head())
+        """This detector without form, which may be published: it detects, but attributes nothing."""
+        uses = self.matrices.published()
         return self._with(own=uses.key(KeyUse()), uses=uses, asked=AskedUse())
 
     # Marking
@@ -343,11 +339,6 @@ class BoundDEW(BoundScheme):
             evidence = reading.matrix.under(self.uses.key(found.use))
             yield UseEvidence(**vars(evidence), found=found)
 
-    @property
-    def finds_passages(self) -> bool:
-        """False for a public detector: it has half of the key, which does not find passages."""
-        return self.uses is None or not self.uses.is_public
-
     def views(self, evidence: Evidence) -> Sequence[Evidence]:
         """Meaning alone, and together with form where that is known."""
         known = isinstance(evidence, KeyedEvidence) and isinstance(evidence.whole, TextMatrix)
@@ -357,9 +348,9 @@ class BoundDEW(BoundScheme):
         """The key test of a whole text, flattened already, or of a passage of it."""
         if not isinstance(evidence.whole, TextMatrix):
             return passage_test(evidence, limit=self.scheme.flatten)
-        if self.uses is None or not isinstance(evidence, UseEvidence):
-            return evidence.whole.test(self.own)
-        return tested_use(evidence, self.uses, fpr=fpr, head=self.head if self.attributes else None)
+        if isinstance(evidence, UseEvidence) and evidence.found is not None:
+            return tested_use(evidence.whole, evidence.found)
+        return evidence.whole.test(self.own)
 
     def follow(self, *, prompt: str | None = None, fpr: float = DEFAULT_FPR) -> SequentialDetector:
         """Watch a text while it arrives; its p-value is valid whenever you stop."""
@@ -374,8 +365,7 @@ class BoundDEW(BoundScheme):
         """The result for one text, with what is known of its origin."""
         assert isinstance(reading, WordReading)
         made = super()._detection(reading, evidence, statistic, test=test, fpr=fpr)
-        made = dataclasses.replace(made, carrying=reading.carrying)
-        return made if self.uses is None else with_origin(made, statistic, self.uses)
+        return with_origin(dataclasses.replace(made, carrying=reading.carrying), statistic, self.uses)
 
     def state(self) -> State:
         """The key's matrices and what reading needs. As secret as the key."""

@@ -64,7 +64,7 @@ class SequentialDetector:
         if not 0.0 < fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
         if uses.is_public:
-            raise ConfigError("a public detector has half of the key, which does not follow streams")
+            raise ConfigError("a public detector does not follow streams")
         self.fpr = fpr
         self._reader, self._uses = reader, uses
         (self._prompt,) = reader.tokenize([prompt or ""])

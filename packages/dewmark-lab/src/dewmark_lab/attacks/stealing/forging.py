@@ -25,7 +25,9 @@ from dewmark import config, storage
 from dewmark.arrays import F32
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew.matrix import UseKey
 from dewmark.dew.paper.marking import Bias, BiasSession
+from dewmark.dew.scheme import BoundDEW
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.hosts.base import Host, generation_hash
 from dewmark.mark import Session
@@ -108,14 +110,15 @@ class _CountsSession(Session):
 class DewForger(Forger):
     """DEW with an estimated W (d_T, d_C) in place of the key's: adds strength · tanh(γ tᵀWc) to logits.
 
-    Only the victim's key-independent part is used. A negative strength inverts the mark.
+    Only the victim's key-independent part is used, and h stays unknown. A negative strength inverts the mark.
     """
 
     def __init__(self, victim: Victim, W: F32, *, strength: float) -> None:
         self._gamma: float = getattr(victim.scheme, "gamma", _GAMMA)
         learned = hashlib.sha256(W.tobytes()).hexdigest()[:16]
         super().__init__(Forgery(learned=learned, strength=strength), victim.host, "")
-        self._marking, self._strength = victim.under(W), strength
+        self._marking = victim.under(UseKey(W)) if isinstance(victim, BoundDEW) else victim.under(W)
+        self._strength = strength
 
     def session(
         self, prompt_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, seeds: Seeds = None

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dewmark.arrays import F32, F64
 from dewmark.dew.paper.reading import TokenReader
@@ -101,11 +100,6 @@ class Baseline:
     def variances(self) -> F64:
         """σ_a τ_b (a, b): how much each coordinate of t cᵀ varies, and so how soon it is learned."""
         return np.outer(self.sigma, self.tau)
-
-    @property
-    def own_variances(self) -> F64:
-        """The same in the embeddings' own coordinates, (d_T, d_C)."""
-        return np.outer(np.square(self.V_T) @ self.sigma, np.square(self.V_C) @ self.tau)
 
     def rotated(self, cross: F64) -> F64:
         """A matrix (d_T, d_C) in the eigenbases, (a, b)."""
@@ -196,28 +190,6 @@ def posterior_mean(total: F64, count: float, variances: F64, *, tilt: float) -> 
     The sum has mean β N σ_a τ_b W_ab and variance N σ_a τ_b, and W_ab ~ N(0, 1).
     """
     return np.asarray(tilt * total / (1.0 + tilt * tilt * count * variances))
-
-
-def spend_on_tail(W: F32, variances: F64, head: NDArray[np.bool_], *, share: float) -> F32:
-    """Rescale head and tail of W (a, b) so that the tail has this share of the variance of its scores.
-
-    Within each block the posterior mean is the best direction, so this one number is all that a forger who
-    knows of the two tests can choose.
-    """
-    out = W.copy()
-    for block, part in ((head, 1.0 - share), (~head, share)):
-        energy = float((np.square(W) * variances)[block].sum())
-        out[block] *= math.sqrt(part / energy) if energy > 0.0 else 0.0
-    return out
-
-
-def head_mask(variances: F64, *, share: float = 0.5) -> NDArray[np.bool_]:
-    """The coordinates (a, b) with the largest variances that together hold ``share`` of it."""
-    order = np.argsort(-variances, axis=None, kind="stable")
-    number = int(np.searchsorted(np.cumsum(variances.ravel()[order]), share * variances.sum()))
-    mask = np.zeros(variances.size, dtype=bool)
-    mask[order[:number]] = True
-    return mask.reshape(variances.shape)
 
 
 def cosine(victim: Victim, W: F32, texts: Sequence[str], *, seed: int = 0) -> float:

@@ -42,18 +42,14 @@ from dewmark_lab.attacks.stealing.regression import (
     as_dew,
     cosine,
     estimate,
-    head_mask,
     moments_of,
     pairs_of,
     residual_moments,
-    spend_on_tail,
 )
 from dewmark_lab.metrics import threshold_at
 
 STRENGTHS = {"counts": (4.0, 6.5, 10.0), "embedding": (3.0, 6.0, 12.0)}
 """The strengths that are tried, by method."""
-TAIL_SHARES = (None, 0.75)
-"""What is tried against a detector that attributes: forgetting about it, or spending most on the tail."""
 
 _PILOT = 16  # texts per strength in the search
 _LEVEL = 0.01  # of the victim's detector
@@ -77,8 +73,6 @@ class StealSettings(CountRules):
     """Bonus in nats for the original token when a text is scrubbed."""
     tilt: Annotated[float | None, "positive"] = None
     """The mark's strength β that the embedding method assumes, for its ridge; by default from the texts."""
-    tail_share: Annotated[float | None, "in [0, 1]"] = None
-    """Share of the strength spent on the coordinates that decide attribution; by default as learned."""
     grouping: Literal["pooled", "told"] = "pooled"
     """Learn from the texts of all members of a ring, or from those of the member with the most texts."""
     expectation: Literal["base", "host"] = "base"
@@ -118,7 +112,6 @@ class StealingResult:
     method: str
     mode: str
     strength: float
-    tail_share: float | None
     observed: int
     grouped: int
     base: int
@@ -188,16 +181,15 @@ def steal(
     progress("learning the mark", 0, 1)
     learned = _learn(victim, host, marked, base, humans, settings=settings, members=members)
     progress("learning the mark", 1, 1)
-    strength, tail_share = _search(learned, run, judge, attributes=genuine.attributable is not None)
+    strength = _search(learned, run, judge)
     control = run.generate(None)
-    made = run.generate(learned.forger(strength, tail_share)) if strength else control
+    made = run.generate(learned.forger(strength)) if strength else control
     attacked, unattacked = judge.judge(_texts(made)), judge.judge(_texts(control))
     return StealingResult(
         victim=victim.scheme.name,
         method=settings.method,
         mode=settings.mode,
         strength=abs(strength),
-        tail_share=tail_share,
         observed=len(list(marked)[: settings.observed]),
         grouped=learned.grouped,
         base=len(base),
@@ -227,13 +219,13 @@ def steal(
 
 @dataclass(frozen=True)
 class _Learned:
-    """A learned mark: how to write with it at a strength and a share for the tail.
+    """A learned mark: how to write with it at a strength.
 
     ``cosine`` (embedding only) is with the true scores on fresh texts; ``grouped`` counts the texts learned
     from.
     """
 
-    forger: Callable[[float, float | None], BoundScheme]
+    forger: Callable[[float], BoundScheme]
     cosine: float | None
     grouped: int
 
@@ -256,21 +248,18 @@ def _learn(
         by_host = settings.expectation == "host"
         moments = residual_moments(host, dew.reader, chosen) if by_host else moments_of(dew.reader, chosen)
         W = estimate(moments, baseline, tilt=settings.tilt, residual=by_host)
-        variances = baseline.own_variances
-        head = dew.head() if isinstance(dew, BoundDEW) and dew.attributes else head_mask(variances)
-
-        def forge_dew(strength: float, tail_share: float | None) -> BoundScheme:
-            aimed = W if tail_share is None else spend_on_tail(W, variances, head, share=tail_share)
-            return DewForger(dew, aimed, strength=strength)
-
-        return _Learned(forge_dew, cosine(dew, W, fresh) if fresh else None, len(chosen))
+        return _Learned(
+            lambda strength: DewForger(dew, W, strength=strength),
+            cosine(dew, W, fresh) if fresh else None,
+            len(chosen),
+        )
     info, rules = host.info, settings.rules
     counts = [
         count_contexts([t.ids for t in info.tokenizer.encode(texts)], h=rules.h, vocab_size=info.vocab_size)
         for texts in (seen, list(base))
     ]
     boosts = learn_boosts(*counts, rules=rules, vocab_size=info.vocab_size)
-    return _Learned(lambda strength, _: CountsForger(boosts, info, strength=strength), None, len(seen))
+    return _Learned(lambda strength: CountsForger(boosts, info, strength=strength), None, len(seen))
 
 
 def _largest_group(seen: Sequence[str], members: Sequence[int] | None) -> list[str]:
@@ -282,19 +271,16 @@ def _largest_group(seen: Sequence[str], members: Sequence[int] | None) -> list[s
     return [text for member, text in pairs if member == most]
 
 
-def _search(
-    learned: _Learned, run: _GenerationRun, judge: ForgeryJudge, *, attributes: bool
-) -> tuple[float, float | None]:
-    """The strength (negative to scrub) and tail share that serve the attacker best, as the victim judges."""
+def _search(learned: _Learned, run: _GenerationRun, judge: ForgeryJudge) -> float:
+    """The strength (negative to scrub) that serves the attacker best, as the victim judges."""
     settings = run.settings
     sign = 1.0 if settings.mode == "spoof" else -1.0
-    aims = TAIL_SHARES if attributes and settings.tail_share is None and sign > 0 else (settings.tail_share,)
     strengths = STRENGTHS[settings.method] if settings.strength is None else (settings.strength,)
-    tried = [(sign * strength, aim) for strength in strengths for aim in aims]
+    tried = [sign * strength for strength in strengths]
     if len(tried) == 1:
         return tried[0]
     pilot = run.first(_PILOT)
-    judged = [judge.judge(_texts(pilot.generate(learned.forger(*each)))) for each in tried]
+    judged = [judge.judge(_texts(pilot.generate(learned.forger(each)))) for each in tried]
     best = max(range(len(tried)), key=lambda i: (judged[i].attributable or 0.0, sign * judged[i].mean_z))
     return tried[best]
 
