@@ -80,7 +80,7 @@ def test_a_word_counts_where_its_context_is_new() -> None:
     windows = np.array([9, 5, 5, 7, 5, 8, 2], dtype=np.uint64)
     rows = np.array([1, 1, 2, 3, 4, 1, 7], dtype=np.uint64)
     possible = np.array([0, 1, 1, 1, 1, 1, 1], dtype=bool)
-    found = form_pairs(rows + windows, windows, possible=possible, new=possible)
+    found = form_pairs(rows + windows, windows, possible=possible)
     # the second 5 and the third have come before; 1 + 8 = 7 + 2 is one number, which counts once
     assert found.places.tolist() == [1, 3, 5]
 

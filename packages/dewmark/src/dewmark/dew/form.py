@@ -36,7 +36,6 @@ __all__ = [
     "FormKey",
     "FormPairs",
     "form_pairs",
-    "form_weights",
     "pair_numbers",
 ]
 
@@ -44,7 +43,6 @@ CLASS_BITS = 16
 """The low bits of a number's 64 that are its class."""
 
 _PURPOSE = "form"
-_NEW, _USED = 1.0, 1.0
 
 
 def powers(k: int) -> U64:
@@ -62,11 +60,6 @@ def window_numbers(windows: I64) -> U64:
     return np.asarray(
         ((windows + 1).astype(np.uint64) * powers(windows.shape[1])).sum(axis=1, dtype=np.uint64)
     )
-
-
-def form_weights(new: Mask) -> F64:
-    """v (N,) of words whose row is ``new`` in the text, and of those whose row was used up."""
-    return np.where(new, _NEW, _USED)
 
 
 @dataclass(frozen=True)
@@ -159,8 +152,8 @@ def ratio(sums: F64, squares: F64 | float) -> F64:
 NO_FORM = FormPairs(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
-def form_pairs(numbers: U64, windows: U64, *, possible: Mask, new: Mask) -> FormPairs:
-    """The words of one text whose h counts.
+def form_pairs(numbers: U64, windows: U64, *, possible: Mask) -> FormPairs:
+    """The words of one text whose h counts, with equal weights.
 
     ``numbers`` (L,) are those of its words, ``windows`` (L,) what their contexts add to them. A word counts
     where it is ``possible`` (L,), its context occurs for the first time, and so does its number.
@@ -169,4 +162,4 @@ def form_pairs(numbers: U64, windows: U64, *, possible: Mask, new: Mask) -> Form
     first[np.unique(windows, return_index=True)[1]] = True
     places = np.flatnonzero(possible & first)
     places = places[np.sort(np.unique(numbers[places], return_index=True)[1])]
-    return FormPairs(numbers[places], places, form_weights(new[places]))
+    return FormPairs(numbers[places], places, np.ones(len(places)))

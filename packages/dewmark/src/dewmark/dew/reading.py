@@ -11,9 +11,9 @@ word has t_i ≈ μ_i and weighs nothing, so no threshold on the entropy is need
 candidates' vectors; the probability that they leave to other words goes to the text's mean unit t̄, so a
 model that knows nothing of a text, or of its language, leaves the test as it is without a model. The h of a
 word (`dewmark.dew.form`) weighs by what it is expected to be if the text is marked. μ_i and the weights are
-functions of the text, so z and z_F are still N(0, 1) over keys. The packaged
-reader gives μ_i itself, up to the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the mean of
-t_i − μ_i over the text.
+functions of the text, so z and z_F are still N(0, 1) over keys. The packaged reader gives μ_i itself, up to
+the text's own mean: M = Σ_i w_i (t_i − μ_i − δ) c_iᵀ, where δ is the mean of t_i − μ_i over the text; h
+weighs by ‖t_i − μ_i − δ‖.
 """
 
 from __future__ import annotations
@@ -146,8 +146,7 @@ class LexiconReader:
         distinct, units = np.unique(rows[places], return_inverse=True)
         known = rows > 0
         possible = known[places] & (within >= self.k) & (_preceding(known, self.k)[places] > 0)
-        new = self._new(rows, places, of_text)
-        counted = possible & new
+        counted = possible & self._new(rows, places, of_text)
         around, found = self._windows(forms, rows, places[counted])
         windows = np.full(len(places), -1, dtype=np.int64)
         windows[counted] = found
@@ -159,7 +158,7 @@ class LexiconReader:
             pairs_of(units, windows, lengths.tolist()), [0, *ends], ends, strict=False
         ):
             own = slice(start, end)
-            form = form_pairs(numbers[own], parts[own], possible=possible[own], new=new[own])
+            form = form_pairs(numbers[own], parts[own], possible=possible[own])
             read.append(dataclasses.replace(pairs, form=form))
             carrying.append(round(float(known[places[own]].mean()), 4) if end > start else 0.0)
         return Reading(
@@ -254,19 +253,35 @@ def add_means(
         before = prompt.forms[-PROMPT:]
         rows = reader.lexicon.listed_rows((*before, *text.forms[:READ]))
         scored = scored[scored < READ]
-        means = packaged.means(rows)[len(before) :][scored]
+        means = packaged.means(rows)[len(before) :]
         own = pairs.positions[scored]
         sums = np.zeros((n, reading.token_rows.shape[1]), dtype=np.float32)
-        np.add.at(sums, own, means)
+        np.add.at(sums, own, means[scored])
         sums /= np.maximum(np.bincount(own, minlength=n), 1)[:, None].astype(np.float32)
-        if n:
-            share = (pairs.weights / pairs.weights.sum()).astype(np.float32)
-            sums += share @ (reading.token_rows[pairs.tokens] - sums)
+        share = (pairs.weights / max(pairs.weights.sum(), 1.0)).astype(np.float32)
+        shift = share @ (reading.token_rows[pairs.tokens] - sums)  # δ
+        sums += shift
         blocks.append(sums)
         none = np.zeros(n, dtype=np.float32)
-        made.append(dataclasses.replace(pairs, expected=size + np.arange(n), unforeseen=none))
+        form = _surprising(pairs.form, text, means + shift, reader.lexicon)
+        made.append(dataclasses.replace(pairs, expected=size + np.arange(n), unforeseen=none, form=form))
         size += n
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
+
+
+def _surprising(form: FormPairs, text: Tokenized, means: F32, lexicon: Lexicon) -> FormPairs:
+    """The words whose h counts, weighted by how far they are from what was expected in their place.
+
+    ``means`` (L, d_T) are μ + δ of the words that were read; the others weigh as the mean of these.
+    """
+    read = form.places < len(means)
+    if not read.any():
+        return form
+    units = lexicon.tokens(lexicon.rows([text.forms[i] for i in form.places[read].tolist()]))
+    weights = np.zeros(len(read))
+    weights[read] = np.linalg.norm(units - means[form.places[read]], axis=1)
+    weights[~read] = weights[read].mean()
+    return dataclasses.replace(form, weights=weights)
 
 
 def add_expectations(
@@ -326,7 +341,7 @@ def _weighed(
     gains = np.zeros(len(place))
     gains[known] = np.sqrt(gain_of(np.maximum(p, _UNNAMED)) * mean)
     gains[~known] = gains[known].mean()
-    return dataclasses.replace(form, weights=form.weights * gains)
+    return dataclasses.replace(form, weights=gains)
 
 
 def _places_of(text: Tokenized, words: ExpectedWords) -> tuple[I64, Mask]:

@@ -46,12 +46,13 @@ they would let one unlucky key find many texts at once. Whatever f cuts, neither
 key, so z is exactly N(0, 1) over keys for every text that was written without the key. So is the second sum,
 over the N words whose h counts, and the two are independent:
 
-    z_F = Σ_i v_i h_i / √(Σ_i v_i²)
+    z_F = Σ_i h_i / √N
 
 The verdict rests on the larger of z and (z + z_F)/√2, so that a translated text is tested by its meaning
 alone and an untouched one by both. The p-value of that choice is exact, too (`dewmark.stats.two_sums`). What
 stands here is the test with ``--reader none``. By default detectors have a reader and subtract, instead of
-the text's mean word t̄, the word that it expected in each place (`dewmark.dew.reading`).
+the text's mean word t̄, the word that it expected in each place, and h weighs more where it expected another
+word (`dewmark.dew.reading`).
 
 A word has u, which counts in M, where its row is new in the text; a frequent one up to four times
 (`Lexicon.limits`). It has h wherever it has a row. The first k words carry no mark. Their contexts would
@@ -74,7 +75,7 @@ from scipy.special import log_ndtr
 from dewmark.arrays import F64, U64
 from dewmark.core.keys import Key, KeyStream
 from dewmark.core.projections import draw_matrix
-from dewmark.dew.form import FormKey, FormPairs, form_weights, pair_numbers
+from dewmark.dew.form import FormKey, FormPairs, pair_numbers
 from dewmark.encoders.lexicon import Lexicon
 from dewmark.stats.two_sums import larger_of
 from dewmark.text.words import words
@@ -289,19 +290,17 @@ def pairs(text: str, lexicon: Lexicon) -> PairVectors:
     rows, around = lexicon.rows(written), windows(written)[:-1]
     contexts_rows = [tuple(lexicon.rows(window).tolist()) for window in around]
     occurred, counted = Counter[int](), Counter[tuple[str, tuple[str, ...]]]()
-    places, new = [], []
+    places = []
     for i, (word, row) in enumerate(zip(written, rows.tolist(), strict=True)):
         if i >= CONTEXT and row > 0 and any(contexts_rows[i]):
-            new_row = occurred[row] < lexicon.limits[row]
-            if new_row:
+            if occurred[row] < lexicon.limits[row]:
                 counted[word, around[i]] += 1
             if contexts_rows[i] not in contexts_rows[1:i]:
                 places.append(i)
-                new.append(new_row)
         occurred[row] += 1
     t, c = units([word for word, _ in counted], lexicon), contexts([window for _, window in counted], lexicon)
     q = pair_numbers(rows[places], np.array([contexts_rows[i] for i in places]).reshape(-1, CONTEXT))
-    form = FormPairs(q, np.array(places, dtype=np.int64), form_weights(np.array(new, dtype=bool)))
+    form = FormPairs(q, np.array(places, dtype=np.int64), np.ones(len(places)))
     return PairVectors(t, c, np.array([*counted.values()], dtype=np.float64), form)
 
 
