@@ -69,6 +69,13 @@ def test_a_program_registers_names_but_cannot_replace_ours(fruit):
         fruit.register("plum", len)
 
 
+def test_without_the_lab_an_engine_s_mark_names_the_package_that_reads_it(monkeypatch):
+    monkeypatch.setattr(registry, "_published", lambda group: {})
+    monkeypatch.setattr(registry, "installed", lambda distribution: False)
+    with pytest.raises(UnknownNameError, match="unknown scheme 'vllm-gumbel'; .*: pip install dewmark-lab"):
+        registry.SCHEMES["vllm-gumbel"]
+
+
 def test_require_names_the_command_that_installs_it():
     with pytest.raises(
         MissingExtraError, match=r"no_such_library is not installed; .*pip install 'dewmark\[nice\]'"

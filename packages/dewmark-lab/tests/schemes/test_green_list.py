@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
+from tests.schemes.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
 
 from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key

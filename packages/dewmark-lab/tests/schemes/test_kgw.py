@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from tests.engine_marks.toy_host import HOST, KNOWN, bind, numbers
+from tests.schemes.toy_host import HOST, KNOWN, bind, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 

@@ -129,12 +129,6 @@ SCHEMES = Registry(
     {
         "dew": "dewmark.dew.scheme:DEW",
         "dew-paper": "dewmark.dew.paper.scheme:DewPaper",
-        "sglang-gumbel": "dewmark.engine_marks.gumbel:SGLangGumbel",
-        "transformers-kgw": "dewmark.engine_marks.transformers_kgw:TransformersKGW",
-        "transformers-synthid": "dewmark.engine_marks.transformers_synthid:TransformersSynthID",
-        "vllm-dual-key-gumbel": "dewmark.engine_marks.gumbel:VLLMDualKeyGumbel",
-        "vllm-gumbel": "dewmark.engine_marks.gumbel:VLLMGumbel",
-        "vllm-sbw": "dewmark.engine_marks.vllm_sbw:VLLMSBW",
     },
     group="dewmark.schemes",
     companion="dewmark-lab",

@@ -36,7 +36,13 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.engine_marks.engine_scheme import (
+from dewmark.mark import Session
+from dewmark.models.devices import torch_device
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import Statistic
+from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.schemes.engines.engine_scheme import (
     EngineBound,
     EngineScheme,
     IdWindows,
@@ -44,13 +50,7 @@ from dewmark.engine_marks.engine_scheme import (
     first_rows,
     support,
 )
-from dewmark.mark import Session
-from dewmark.models.devices import torch_device
-from dewmark.scheme import Needs
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test
-from dewmark.stats.key_test import Statistic
-from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.schemes.independent_sums import binomial_test
 
 __all__ = ["tournament"]
 

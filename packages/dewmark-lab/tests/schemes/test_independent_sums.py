@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom, gamma, norm
 
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, convolved, gamma_test, z_test
+from dewmark_lab.schemes.independent_sums import binomial_test, convolved, gamma_test, z_test
 
 
 def evidence(scores: list[float], weights: list[float] | None = None, *, variance: float = 1.0) -> Evidence:

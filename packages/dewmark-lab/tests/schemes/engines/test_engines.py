@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers, raw_logits
+from tests.schemes.toy_host import HOST, VOCAB, key, numbers, raw_logits
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import (
     SynthIDTextWatermarkLogitsProcessor,
@@ -25,12 +25,12 @@ from transformers.generation.logits_process import (
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
-from dewmark.engine_marks.engine_scheme import first_rows, id_windows, philox
-from dewmark.engine_marks.gumbel import PhiloxHash, fused_tail
 from dewmark.errors import ConfigError, KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Tokenized, Workspace
+from dewmark_lab.schemes.engines.engine_scheme import first_rows, id_windows, philox
+from dewmark_lab.schemes.engines.gumbel import PhiloxHash, fused_tail
 
 FOLDER = Path(__file__).parent / "vectors"
 VECTORS = json.loads((FOLDER / "vllm.json").read_text())

@@ -24,12 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.engine_marks.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, philox
 from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.schemes.engines.engine_scheme import EngineBound, EngineScheme, IdWindows, first_rows, philox
+from dewmark_lab.schemes.independent_sums import binomial_test
 
 _INT31 = 0x7FFFFFFF
 _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)

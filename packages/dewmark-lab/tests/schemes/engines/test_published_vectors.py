@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB
+from tests.schemes.toy_host import HOST, VOCAB
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.gumbel import MurmurHash
 from dewmark.errors import KeyFileError
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Tokenized, Workspace
+from dewmark_lab.schemes.engines.gumbel import MurmurHash
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "engines.json").read_text())
 LM_TABLE = 2971215073  # the seed of lm-watermarking's table

@@ -31,8 +31,6 @@ from dewmark.stats.evidence import Evidence
 from dewmark.types import Seeds
 from dewmark.workspace import HostInfo, Tokenized, Workspace
 
-__all__ = ["RepeatedContexts", "support"]
-
 _STRIDE = 64
 _FEW = 8  # a support smaller than an eighth of the vocabulary is worth extracting
 

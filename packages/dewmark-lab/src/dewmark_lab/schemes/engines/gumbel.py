@@ -43,7 +43,14 @@ from scipy.stats import nbinom
 
 from dewmark.arrays import F32, F64, I64
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.engine_scheme import (
+from dewmark.mark import ChoosingSession
+from dewmark.room import log_probability
+from dewmark.sampling import Choice, RandomStreams, race, warp
+from dewmark.scheme import Needs
+from dewmark.stats.evidence import Evidence
+from dewmark.stats.key_test import NOTHING, Statistic
+from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.schemes.engines.engine_scheme import (
     EngineBound,
     EngineScheme,
     IdWindows,
@@ -53,14 +60,7 @@ from dewmark.engine_marks.engine_scheme import (
     philox,
     support,
 )
-from dewmark.mark import ChoosingSession
-from dewmark.room import log_probability
-from dewmark.sampling import Choice, RandomStreams, race, warp
-from dewmark.scheme import Needs
-from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, z_test
-from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.schemes.independent_sums import gamma_test, z_test
 
 _CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # keep the two uses of vLLM's hash apart
 _MASK = np.uint64(0xFFFFFFFF)

@@ -17,8 +17,6 @@ from dewmark.arrays import F64
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, Statistic, one_sided_p
 
-__all__ = ["binomial_test", "convolved", "gamma_test", "z_test"]
-
 
 def z_test(evidence: Evidence) -> Statistic:
     """The weighted sum of independent scores, by the normal approximation."""
