@@ -221,6 +221,7 @@ VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 		.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) \
 		--index-url https://download.pytorch.org/whl/cpu
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e packages/dewmark hypothesis pytest
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark-lab  # the tiny host
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -247,6 +248,7 @@ SGLANG_IMPORTS := aiohttp apache-tvm-ffi compressed-tensors dill distro einops f
 		.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
 		-e 'packages/dewmark[host]' hypothesis pytest
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark-lab  # the tiny host
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(SGLANG_IMPORTS)
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps xgrammar==0.2.7 $(SGLANG)
 	@touch $@

@@ -55,16 +55,16 @@ def bag_encoder(monkeypatch: pytest.MonkeyPatch, tiny_artifacts: Path) -> BagEnc
 
 if importlib.util.find_spec("torch") is None:
     _NEEDS_TORCH = re.compile(
-        r"^(?:import|from) (?:torch|transformers|dewmark\.hosts\.(?:fake|transformers)|dewmark\.sampling"
-        r"|dewmark\.surface|dewmark\.cuda|dewmark\.testing|tests\.hosts|tests\.surface)\b"
-        r"|^ +from dewmark\.hosts\.fake\b",
+        r"^(?:import|from) (?:torch|transformers|dewmark\.hosts\.transformers|dewmark\.sampling"
+        r"|dewmark\.surface|dewmark\.cuda|dewmark_lab|tests\.hosts|tests\.surface)\b"
+        r"|^ +from dewmark_lab\b",
         re.MULTILINE,
     )
 
     def pytest_ignore_collect(collection_path: Path) -> bool | None:
         """Leave out what needs models where torch is not installed: the rest must pass without it."""
         if collection_path.is_dir():
-            return True if collection_path.name in ("cuda", "hosts", "surface", "testing") else None
+            return True if collection_path.name in ("cuda", "hosts", "surface") else None
         if collection_path.suffix == ".py" and _NEEDS_TORCH.search(collection_path.read_text("utf-8")):
             return True
         return None

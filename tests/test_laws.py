@@ -30,9 +30,9 @@ from dewmark.decoding import Decoding
 from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
 from dewmark.dew.ring import TURNS
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.testing.fake_host import FakeHost
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

@@ -38,7 +38,7 @@ def test_a_sample_is_written_measured_and_drawn(power, tmp_path):
 
 
 def test_chat_answers_the_package_s_requests_as_the_host_decodes(power, key_file, monkeypatch):
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     asked = []
     original = FakeHost.generate

@@ -14,12 +14,12 @@ from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.engines.engine_scheme import support
 from dewmark_lab.schemes.pair_hash import torch_uniforms
 from dewmark_lab.schemes.reweight.dipmark import SLOTS, dip_factors, slot_masses, slots_of
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB = 72
 KEYS, CONTEXTS = 8, 300

@@ -11,7 +11,7 @@ from tests.schemes.toy_host import VOCAB, bind, numbers
 from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.errors import UnknownNameError
-from dewmark.testing.checks import expect_valid
+from dewmark_lab.testing.checks import expect_valid
 
 KEYS = 80
 TEXTS = {

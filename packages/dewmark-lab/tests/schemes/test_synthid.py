@@ -12,10 +12,10 @@ from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
 from dewmark.detect import score_text
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.engines.transformers_synthid import tournament
 from dewmark_lab.schemes.keyed_sampling.synthid import BoundSynthID, SynthID
+from dewmark_lab.testing.fake_host import FakeHost
 
 DEPTH = 30
 PROMPT = " the old bridge over the river"

@@ -19,9 +19,9 @@ import numpy as np
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_texts
-from dewmark.hosts.fake import FakeHost, Kind
 from dewmark.scheme import BoundScheme, Scheme, for_languages
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost, Kind
 
 if TYPE_CHECKING:
     import torch

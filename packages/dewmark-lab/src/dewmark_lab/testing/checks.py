@@ -43,9 +43,9 @@ from dewmark.registry import SCHEMES
 from dewmark.scheme import Needs, Scheme, State
 from dewmark.stats.key_test import score_variance
 from dewmark.storage import load_bundle
-from dewmark.testing.trial import VOCABULARY, Trial
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_lab.testing.trial import VOCABULARY, Trial
 
 Check = Callable[[Trial], None]
 

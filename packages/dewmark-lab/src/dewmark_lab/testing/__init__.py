@@ -19,8 +19,8 @@ import unittest
 from dataclasses import dataclass
 
 from dewmark.scheme import Scheme
-from dewmark.testing.checks import CHECKS, Check
-from dewmark.testing.trial import Trial
+from dewmark_lab.testing.checks import CHECKS, Check
+from dewmark_lab.testing.trial import Trial
 
 __all__ = ["CHECKS", "Check", "CheckOutcome", "Report", "Trial", "check_scheme"]
 

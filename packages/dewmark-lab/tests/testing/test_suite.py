@@ -17,8 +17,8 @@ import torch
 from dewmark.mark import Session
 from dewmark.scheme import State
 from dewmark.stats.key_test import Statistic, one_sided_p
-from dewmark.testing import CHECKS, Report, Trial, check_scheme
-from dewmark.testing.checks import expect_close, expect_error, expect_valid
+from dewmark_lab.testing import CHECKS, Report, Trial, check_scheme
+from dewmark_lab.testing.checks import expect_close, expect_error, expect_valid
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "own_scheme.py"
 
@@ -207,7 +207,7 @@ def test_report_lists_failures_and_skips(monkeypatch) -> None:
     def cannot_tell(trial):
         raise unittest.SkipTest("needs CUDA")
 
-    monkeypatch.setattr("dewmark.testing.CHECKS", (passes, breaks, crashes, cannot_tell))
+    monkeypatch.setattr("dewmark_lab.testing.CHECKS", (passes, breaks, crashes, cannot_tell))
     report = check_scheme(own.Halves())
     assert not report.passed
     assert str(report).splitlines() == [
