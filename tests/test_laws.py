@@ -23,7 +23,6 @@ from tests.command_line import tiny  # noqa: F401 - fixture
 import dewmark
 from dewmark.batch import DetectorSpec, TextWriter, detect_file, generate_file, open_source
 from dewmark.batch.detecting import ScoringWorker
-from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -32,6 +31,7 @@ from dewmark.detector import Detector
 from dewmark.dew.ring import TURNS
 from dewmark.policy import Policy
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_audit.negatives import calibrate_file
 from dewmark_lab.testing.fake_host import FakeHost
 
 pytestmark = pytest.mark.usefixtures("tiny")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
+from dewmark_audit.negatives import Negatives
 from dewmark_desk.compliance.measuring import _tasks
 from dewmark_desk.signing import SigningKey, load_signers, verify
 

@@ -25,7 +25,7 @@ from scipy.special import ndtr, ndtri
 
 from dewmark.arrays import F64
 from dewmark.errors import InputError
-from dewmark.stats.power import Strength
+from dewmark_audit.strength import Strength
 
 TARGETS = (0.5, 0.9, 0.99)
 FEWEST_TEXTS = 4

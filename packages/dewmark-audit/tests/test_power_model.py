@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from dewmark.errors import InputError
-from dewmark.stats.power import Strength
-from dewmark_lab.evaluation.power_model import PowerModel, fit_model, measure_strength
+from dewmark_audit.power_model import PowerModel, fit_model, measure_strength
+from dewmark_audit.strength import Strength
 
 LENGTHS = (25, 50, 100, 200, 400)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import norm
-from tests.evaluation.test_power_model import LENGTHS, marked
+from tests.test_power_model import LENGTHS, marked
 
 from dewmark.errors import InputError
-from dewmark_lab.evaluation import power
-from dewmark_lab.evaluation.power import Power, choose_cuts, measure_power
+from dewmark_audit import power
+from dewmark_audit.power import Power, choose_cuts, measure_power
 
 
 def measured(z: np.ndarray, *, fpr: float, share: float = 1.0) -> Power:

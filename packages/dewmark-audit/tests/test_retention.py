@@ -10,7 +10,7 @@ from tests.stats.test_key_test import alignments_under_keys, evidence, text_like
 
 from dewmark.core.whitening import normalize_rows
 from dewmark.errors import InputError
-from dewmark_lab.evaluation.retention import pair_retentions, summarise
+from dewmark_audit.retention import pair_retentions, summarise
 
 GAMMA = 0.5
 

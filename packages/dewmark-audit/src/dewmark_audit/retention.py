@@ -27,7 +27,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
 from dewmark.types import Plain
 from dewmark.workspace import Progress, silent
-from dewmark_lab.metrics import Interval, bootstrap
+from dewmark_audit.intervals import Interval, bootstrap
 
 NEAR_ZERO = 0.05
 

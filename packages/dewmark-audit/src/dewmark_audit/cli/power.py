@@ -10,13 +10,12 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, results, save_json, say, write
 from dewmark.errors import ConfigError
-from dewmark_lab.prompt_sources import OPENINGS, REQUESTS, prompt_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dewmark.scheme import BoundScheme
-    from dewmark_lab.evaluation.power import Power, PowerRow
+    from dewmark_audit.power import Power, PowerRow
 
 
 def power(
@@ -56,15 +55,15 @@ def power(
     from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
     from dewmark.detect import score_texts
-    from dewmark_lab.evaluation.power import power_by_length, write_sample
-    from dewmark_lab.evaluation.power_model import measure_strength
+    from dewmark_audit.power import power_by_length, write_sample
+    from dewmark_audit.power_model import measure_strength
 
     lengths = options.numbers(length, int, option="--length")
     if not 0.0 < fpr < 1.0:
         raise ConfigError(f"--fpr must lie in (0, 1), got {fpr:g}")
     options.check_marks(scheme)
     given = read_documents(texts) if texts is not None else []
-    asked = prompt_texts(REQUESTS if chat else OPENINGS, number, option="--number") if texts is None else []
+    asked = _prompts(number, chat=chat) if texts is None else []
     secret = options.load_key(key) if key is not None or texts is not None else Key.generate()
     with Progress(quiet=quiet) as progress:
         watermark = options.load_watermark(
@@ -75,7 +74,7 @@ def power(
         if texts is None:
             sample = write_sample(
                 watermark,
-                [row["text"] for row in asked],
+                asked,
                 tokens=min(tokens, max(25, *lengths)),
                 seed=seed,
                 options=options.decoding_options(temperature=temperature, top_p=top_p),
@@ -98,6 +97,17 @@ def power(
         emit(summary)
     else:
         _print(found, rows)
+
+
+def _prompts(number: int, *, chat: bool) -> list[str]:
+    """The package's requests to a chat model, or its openings."""
+    from dewmark.prompts import openings, requests
+
+    rows = requests() if chat else openings()
+    if len(rows) < number:
+        kind = "requests" if chat else "openings"
+        raise ConfigError(f"{kind} has {len(rows)} prompts: --number must not exceed that, got {number}")
+    return [row["text"] for row in rows[:number]]
 
 
 def _summary(bound: BoundScheme, found: Power, rows: Sequence[PowerRow]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.rates import rate
+from dewmark_audit.rates import rate
 
 
 def test_clopper_pearson_against_the_beta_distribution():

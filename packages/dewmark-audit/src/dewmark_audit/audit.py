@@ -8,7 +8,7 @@ as one text. Every level in every group of texts is one cell, and Holm's method 
 cells together: a key that is valid in every cell fails with probability at most `ALPHA`.
 
 **Predicting.** Where the texts' directions are known, the distribution of z under this key
-(`dewmark.stats.one_key`) predicts its rate on each group at every level, from a few texts and with a bound. A
+(`dewmark_audit.one_key`) predicts its rate on each group at every level, from a few texts and with a bound. A
 cell is *trusted* if the bound is at most `TOLERANCE` times the level, and not trusted if the prediction
 itself is above that or the count is significantly above the level.
 
@@ -30,12 +30,10 @@ from scipy.special import betainc, ndtri
 
 from dewmark.arrays import F32, I64
 from dewmark.errors import InputError
-from dewmark.stats import one_key
 from dewmark.stats.multiple_testing import holm
-from dewmark.stats.one_key import KeyOnKind
-from dewmark.stats.rates import Rate, rate
-
-__all__ = ["LEVELS", "VERDICT_LEVEL", "Audit", "Cell", "Group", "Outcome", "audit", "percent"]
+from dewmark_audit import one_key
+from dewmark_audit.one_key import KeyOnKind
+from dewmark_audit.rates import Rate, rate
 
 LEVELS = (0.001, 0.01, 0.05)
 VERDICT_LEVEL = 0.01  # the level at which every group must be trusted for a key to pass
@@ -345,7 +343,7 @@ def audit(
     """Audit the p-values (N,) of unmarked texts with their languages (N) and lengths in tokens (N,).
 
     ``kinds`` (N) name the kind of each text, such as "code", where it is known; ``directions`` (N, D) are the
-    unit vectors of `dewmark.stats.one_key.direction`. They correlate the z of whole texts, whose p-values
+    unit vectors of `dewmark_audit.one_key.direction`. They correlate the z of whole texts, whose p-values
     are ``p_of_whole`` (N,) where those of the verdicts count more.
     """
     p = np.asarray(p_values, dtype=np.float64)

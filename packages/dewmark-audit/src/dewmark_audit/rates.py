@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from dewmark.errors import ConfigError, InputError
 from dewmark.types import Plain
 
-__all__ = ["Rate", "check_confidence", "rate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rate(Plain):

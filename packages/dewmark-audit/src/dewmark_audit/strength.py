@@ -13,8 +13,6 @@ from scipy.special import ndtr, ndtri
 
 from dewmark.types import Plain
 
-__all__ = ["Strength"]
-
 
 @dataclass(frozen=True, slots=True)
 class Strength(Plain):

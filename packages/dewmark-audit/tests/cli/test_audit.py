@@ -137,7 +137,7 @@ def test_a_key_on_a_real_scheme(run, tiny, key_file, tmp_path):
 
 def test_the_packaged_texts(run, host, key_file, monkeypatch):
     """Without --negatives the package's own texts are audited, by kind."""
-    from dewmark.batch import Negatives
+    from dewmark_audit.negatives import Negatives
 
     texts = Negatives.packaged()
     kinds = {document.kind for document in texts.documents}
@@ -179,3 +179,11 @@ def test_a_key_is_drawn_until_one_passes(run, host, numbers, good, leaning, tmp_
     assert "none of 2 keys passed" in refused.err.replace("\n", " ")
     assert not (tmp_path / "no.key").exists()
     assert "add --audit" in run("key", "new", "--out", tmp_path / "x.key", "--host", "x").err
+
+
+def test_an_audit_on_stdout_is_the_whole_of_it(run, host, key_file, tmp_path):
+    text, out = tmp_path / "a.jsonl", tmp_path / "audit.json"
+    text.write_text('{"text": "the old bridge over the river"}\n')
+    arguments = ("audit", "--key", key_file, "--host", "x", "--scheme", "dew", "--negatives", text, "-q")
+    assert run(*arguments, "--out", out).code == 0
+    assert run(*arguments, "--out", "-").out == out.read_text()

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import InputError
-from dewmark.stats import one_key
-from dewmark.stats.audit import ALPHA, LEVELS, POWER, Audit, Outcome, Trust, audit, length_band, texts_needed
+from dewmark_audit import one_key
+from dewmark_audit.audit import ALPHA, LEVELS, POWER, Audit, Outcome, Trust, audit, length_band, texts_needed
 
 
 def labels(count: int, seed: int = 0) -> dict:

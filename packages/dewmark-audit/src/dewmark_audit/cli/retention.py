@@ -11,7 +11,7 @@ from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, say, write
 
 if TYPE_CHECKING:
-    from dewmark_lab.metrics import Interval
+    from dewmark_audit.intervals import Interval
 
 
 def retention(
@@ -32,7 +32,7 @@ def retention(
     from dewmark.core.keys import Key
     from dewmark.opening import load_scheme
     from dewmark.scheme import reader_name
-    from dewmark_lab.evaluation.retention import match_rewrites, retention_of_pairs
+    from dewmark_audit.retention import match_rewrites, retention_of_pairs
 
     options.check_marks(scheme)
     pairs = match_rewrites(read_documents(original), read_documents(rewritten), files=(original, rewritten))

@@ -27,7 +27,7 @@ from scipy.special import ndtr, ndtri
 from dewmark.arrays import F32, F64, I64
 from dewmark.splitmix import mixed
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.key_test import TINY, score_variance
+from dewmark.stats.key_test import score_variance
 
 DIMENSIONS = 4096
 BLOCK = 0.5
@@ -35,6 +35,7 @@ _MOST_PAIRED = 2000  # texts of a kind whose pairs are all compared; more would 
 _ROWS = 1024  # of a Gram matrix held at once
 _HIGHEST = 0.999  # correlation of texts that are practically one
 _FEWEST_FREEDOM = 1.0
+_TINY = 1e-9  # a variance of scores that leaves nothing to test
 
 
 # Texts as unit vectors
@@ -58,7 +59,7 @@ def direction(evidence: Evidence) -> F32:
     All zeros for a text that says nothing about any key.
     """
     variance = score_variance(evidence) if len(evidence) else 0.0
-    if variance <= TINY:
+    if variance <= _TINY:
         return np.zeros(DIMENSIONS, dtype=np.float32)
     w = evidence.weights.astype(np.float32)
     T, C = evidence.T, evidence.C

@@ -10,9 +10,9 @@ from scipy import stats
 
 from dewmark.core.whitening import normalize_rows
 from dewmark.dew.paper.null_distribution import tanh_kernel
-from dewmark.stats import one_key
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import cross_variance, score_variance
+from dewmark_audit import one_key
 
 
 def evidence(seed: int, *, d: int = 12, pairs: int = 40, lean: float = 0.5, **changed: object) -> Evidence:

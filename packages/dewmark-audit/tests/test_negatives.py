@@ -11,7 +11,6 @@ from scipy import stats
 
 from dewmark import Key, load_scheme
 from dewmark.batch.inputs import Document
-from dewmark.batch.negatives import Negatives, with_audit
 from dewmark.core.whitening import normalize_rows
 from dewmark.detect import Examined
 from dewmark.errors import ArtifactError, ConfigError
@@ -19,6 +18,7 @@ from dewmark.scheme import make_detection
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import Statistic
 from dewmark.types import Looks
+from dewmark_audit.negatives import Negatives, with_audit
 
 BOUND = load_scheme(Key(bytes(32)))
 

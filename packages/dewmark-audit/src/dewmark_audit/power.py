@@ -1,6 +1,6 @@
 """The power of detection, measured on a sample of marked texts that are truncated at several lengths.
 
-The model is that of `dewmark_lab.evaluation.power_model`; intervals come from resampling texts.
+The model is that of `dewmark_audit.power_model`; intervals come from resampling texts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
 from dewmark.stats.key_test import key_test
-from dewmark.stats.rates import Rate, rate
 from dewmark.types import Generation, Plain
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, Tokenized, silent
-from dewmark_lab.evaluation.power_model import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
-from dewmark_lab.metrics import Interval
+from dewmark_audit.intervals import Interval
+from dewmark_audit.power_model import FEWEST_TEXTS, TARGETS, PowerModel, fit_model
+from dewmark_audit.rates import Rate, rate
 
 _SHORTEST = 25  # tokens; most of a shorter text has no full context
 _CUTS = 8
