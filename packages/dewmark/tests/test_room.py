@@ -16,7 +16,6 @@ from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import Row, Rows
 from dewmark.policy import Exemptions, Policy
 from dewmark.registry import SCHEMES
@@ -25,6 +24,7 @@ from dewmark.sampling import race, warp
 from dewmark.scheme import BoundScheme
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 PROMPT = "the old bridge"

@@ -10,7 +10,6 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import DewForger
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
@@ -26,6 +25,7 @@ from dewmark_lab.attacks.stealing.regression import (
     residual_moments,
     spend_on_tail,
 )
+from dewmark_lab.testing.fake_host import FakeHost
 
 D_T, D_C, BETA = 24, 20, 0.3
 
