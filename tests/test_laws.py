@@ -23,7 +23,6 @@ from tests.command_line import tiny  # noqa: F401 - fixture
 import dewmark
 from dewmark.batch import DetectorSpec, TextWriter, detect_file, generate_file, open_source
 from dewmark.batch.detecting import ScoringWorker
-from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -31,9 +30,10 @@ from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
 from dewmark.dew.form import FormKey
 from dewmark.dew.ring import TURNS
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_audit.negatives import calibrate_file
+from dewmark_lab.testing.fake_host import FakeHost
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

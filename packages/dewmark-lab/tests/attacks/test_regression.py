@@ -10,7 +10,6 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import DewForger
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
@@ -24,6 +23,7 @@ from dewmark_lab.attacks.stealing.regression import (
     posterior_mean,
     residual_moments,
 )
+from dewmark_lab.testing.fake_host import FakeHost
 
 D_T, D_C, BETA = 24, 20, 0.3
 

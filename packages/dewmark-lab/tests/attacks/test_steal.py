@@ -11,8 +11,8 @@ from tests.attacks.tiny import PROMPTS, texts_of
 import dewmark
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.steal import STRENGTHS, ForgeryJudge, StealSettings, steal
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from dewmark.dew.race import WordRace
 from dewmark.dew.reference import INDEPENDENT, TAIL, TAIL_BETA, USED_BETA
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import Aligned, KeyTensors, WordStates
-from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 KEYS = 2500

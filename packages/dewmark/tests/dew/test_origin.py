@@ -23,10 +23,10 @@ from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.ring import CONFIDENCE, EpochMatrices, KeyMatrices, posterior, random_member
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.hosts.fake import FakeHost
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import ORIGIN_SHARE
 from dewmark.workspace import Workspace, no_host
+from dewmark_lab.testing.fake_host import FakeHost
 
 SETTINGS = {"alpha": 1.0}
 LONG = Decoding(max_new_tokens=150, min_new_tokens=150)

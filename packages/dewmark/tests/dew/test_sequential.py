@@ -15,8 +15,8 @@ from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW
 from dewmark.dew.sequential import STRENGTHS, SequentialDetector
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 D, KEYS, WORDS = 12, 4000, 80
 
