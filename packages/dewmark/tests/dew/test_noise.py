@@ -228,6 +228,7 @@ def test_roots_of_a_singular_matrix_stay_bounded() -> None:
     [
         (0.1, 0.0, [(0.1, 0.0), (0.1, 0.0), (0.0, 0.0), (0.0, 0.0)]),
         (0.65, 0.3, [(0.65, 0.3), (TAIL, TAIL_BETA), (0.0, USED_BETA), (0.0, 0.0)]),
+        (0.2, 0.1, [(0.2, 0.1), (0.2, 0.1), (0.0, 0.3), (0.0, 0.0)]),
     ],
 )
 def test_no_candidate_has_more_keyed_noise_than_asked_for(alpha, beta, shares) -> None:
