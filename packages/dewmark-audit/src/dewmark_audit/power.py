@@ -19,7 +19,6 @@ from dewmark.capabilities import evidence_of
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.scheme import BoundScheme
-from dewmark.stats.key_test import key_test
 from dewmark.types import Generation, Plain
 from dewmark.verdict import least_length
 from dewmark.watermark import Watermark
@@ -205,7 +204,8 @@ def power_by_length(
     for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         heads = [_head(text, cut) for cut in cuts if cut <= len(text.ids)]
         if heads:
-            tested = [key_test(found) for found in evidence_of(bound, heads, [prompt] * len(heads))]
+            evidence = evidence_of(bound, heads, [prompt] * len(heads))
+            tested = [bound.test(found, test=bound.tests[0]) for found in evidence]
             z[i, : len(heads)] = [each.z for each in tested]
             effective[i, : len(heads)] = [each.effective_length for each in tested]
         progress("scoring", i + 1, len(texts))
