@@ -196,3 +196,11 @@ def test_a_cache_that_cannot_be_written_changes_no_language(monkeypatch, tmp_pat
     found = _load.__wrapped__()
     assert found.labels == expected.labels
     np.testing.assert_array_equal(found.probabilities(texts), expected.probabilities(texts))
+
+
+def test_the_default_judges_texts_of_languages_that_it_does_not_know() -> None:
+    """Its false alarms do not depend on the language; without enough listed words there is no verdict."""
+    default = dewmark.load_scheme(dewmark.Key(bytes(32)), host=None)
+    assert default.languages.read(given(UNKNOWN["cy"])) == [TextLanguage("cy", known=False, refused=False)]
+    paper = LanguagePolicy(known=DewPaper().languages, every=DewPaper().language_free)
+    assert paper.read(given(UNKNOWN["cy"])) == [TextLanguage("cy", known=False, refused=True)]
