@@ -327,7 +327,7 @@ def _examined(
     known = level_of_key(_MAX_SEARCH_P, looks) * (1.0 - WHOLE_SHARE)
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
-    searches = {k: min(hit.p_value * evidence[k].hypotheses, 1.0) for k, hit in passages.items()}
+    searches = {k: hit.p_value * evidence[k].hypotheses for k, hit in passages.items()}
     results = [whole for version in versions for whole in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)
     version, index = divmod(decision.index, n)  # results are version by version, key by key
