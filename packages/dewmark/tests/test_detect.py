@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dewmark
 from dewmark.detect import detect_texts
-from dewmark.hosts.fake import FakeHost
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 def test_tokens_are_among_the_values_if_they_are_asked_for() -> None:
