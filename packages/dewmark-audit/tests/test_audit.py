@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from dewmark.errors import InputError
 from dewmark_audit import one_key
-from dewmark_audit.audit import ALPHA, LEVELS, POWER, Audit, Outcome, Trust, audit, length_band, texts_needed
+from dewmark_audit.audit import (
+    ALPHA,
+    LEVELS,
+    POWER,
+    Audit,
+    Cell,
+    Group,
+    Outcome,
+    Prediction,
+    Trust,
+    audit,
+    length_band,
+    texts_needed,
+)
 
 
 def labels(count: int, seed: int = 0) -> dict:
@@ -228,3 +243,37 @@ def test_copies_count_once() -> None:
     assert not middle.significant
     assert audit(p, languages=["en"] * 230, lengths=[150] * 230).outcome is Outcome.FAILS
     assert "near-copies counted once: 201" in found.sentence
+
+
+def judged_cell(group: str, *, corrected: float, predicted: float | None) -> Group:
+    """A group that has, at each level, the same p-value and, with directions, the same prediction."""
+    prediction = None if predicted is None else Prediction(predicted, 0.0, predicted, 0.0, 1.0)
+    cells = [
+        Cell("kind", group, level, 500, 5, 500, 5.0, corrected / 3, corrected, 100, prediction)
+        for level in LEVELS
+    ]
+    return Group("kind", group, tuple(cells), None)
+
+
+def test_one_reason_is_enough_to_fail() -> None:
+    """Too many alarms at another level than that of the verdict, or a prediction without any alarm."""
+    p = np.concatenate([np.full(10, 0.0005), np.linspace(0.011, 1.0, 990)])
+    found = audit(p, languages=["en"] * 1000, lengths=[60] * 1000)
+    assert (found.worst.level, found.untrusted, found.outcome) == (0.001, [], Outcome.FAILS)
+    fine, foreseen = (judged_cell(name, corrected=1.0, predicted=p) for name, p in (("a", 0.01), ("b", 0.1)))
+    found = Audit((fine, foreseen), {})
+    assert not found.worst.significant
+    assert ([cell.group for cell in found.untrusted], found.outcome) == (["b"], Outcome.FAILS)
+    assert Audit((fine,), {}).outcome is Outcome.PASSES
+
+
+def test_the_worst_of_several_untrusted_groups_is_named() -> None:
+    predicted = {"a": 0.04, "b": 0.2, "c": 0.01, "d": 0.1}
+    groups = [judged_cell(name, corrected=1.0, predicted=p) for name, p in predicted.items()]
+    found = Audit(tuple(groups), {})
+    assert [cell.group for cell in found.untrusted] == ["b", "d", "a"]
+    assert found.sentence.startswith("The key fails for b: at 1% its scores there predict")
+    measured = [judged_cell(name, corrected=0.01, predicted=None) for name in "ab"]
+    cells = [dataclasses.replace(cell, hits=20.0) for cell in measured[1].cells]
+    worse = dataclasses.replace(measured[1], cells=tuple(cells))
+    assert [cell.group for cell in Audit((measured[0], worse), {}).untrusted] == ["b", "a"]

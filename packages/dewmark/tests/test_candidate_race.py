@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from dewmark import sampling
 from dewmark.decoding import Decoding
 from dewmark.sampling import CandidateRace, RandomStreams, race, token_uniforms, warp
 
@@ -92,3 +95,18 @@ def test_masked_tokens_are_never_drawn() -> None:
     scores = torch.full((200, 100), -torch.inf)
     scores[:, [3, 50, 99]] = torch.tensor([0.0, 1.0, -1.0])
     assert set(drawn(scores, [Decoding()] * 200, 16, range(200))) == {3, 50, 99}
+
+
+def test_only_rows_that_keep_every_candidate_are_filtered_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    filtered = Mock(wraps=sampling.filter_logits)
+    monkeypatch.setattr(sampling, "filter_logits", filtered)
+    scores = random_logits(batch=5, vocab=400)
+    decodings = [
+        Decoding(top_k=3),
+        Decoding(top_p=0.1),
+        Decoding(min_p=0.9),
+        Decoding(),
+        Decoding(top_k=17),
+    ]
+    CandidateRace(scores, decodings, 16)
+    assert [call.args[1] for call in filtered.call_args_list] == [decodings[4]]

@@ -171,3 +171,12 @@ def test_a_gpu_marks_rows_as_a_cpu_does(host, bag_encoder, tmp_path, name) -> No
         ]
         marked.append(rows.mark(opened, scores.to(device)).softmax(-1).cpu())
     torch.testing.assert_close(marked[0], marked[1])
+
+
+@pytest.mark.parametrize("use", [{"member": 0}, {"payload": 0}, {"member": 1, "payload": 2}])
+def test_a_text_that_asks_for_a_member_or_a_payload_is_refused_where_rows_have_none(
+    host, bag_encoder, tmp_path, use
+) -> None:
+    rows = BoundScheme.rows(bound_for("exp", host, tmp_path), CPU)
+    with pytest.raises(ConfigError, match="members and payloads of single texts need the default scheme"):
+        rows.open([5], [], seed=0, decoding=Decoding(), **use)

@@ -481,3 +481,22 @@ def test_false_alarms_on_both_sides_of_the_bound(one_search, units):
     assert all(each.looks.passages == (units >= MIN_SEARCHED) for each in found)
     margin = 3.0 * math.sqrt(level * (1.0 - level) / texts)
     assert 0.5 * level - margin < np.mean([each.is_marked for each in found]) <= level + margin
+
+
+def test_passages_that_only_explain_a_text_are_searched_at_its_level_alone(monkeypatch):
+    """The verdict is known by then: no window above the level is worth its simulation."""
+    key = NoiseBound(0)
+    short = result(1e-9, key=key.fingerprint, units=MIN_SEARCHED - 1)
+    located, asked = judged(monkeypatch, [key], [short], [found_at(window(10, 60, 1e-5))])
+    assert located.is_marked
+    assert (asked["levels"], asked["known"]) == ([0.01], [0.0])
+
+
+def test_a_marked_text_without_passages_of_its_best_key_says_nothing_of_places(monkeypatch):
+    key, loud = NoiseBound(0), result(1e-9, key=f"{0:016x}")
+    located, _ = judged(monkeypatch, [key], [loud], [scan.NOTHING_FOUND])
+    assert (located.is_marked, located.coverage) == (True, None)
+    keys = [WholeOnly(1), key]  # the other key has a passage
+    results = [result(1e-12, key=keys[0].fingerprint), loud]
+    located, _ = judged(monkeypatch, keys, results, [found_at(window(0, 60, 1e-6))])
+    assert (located.is_marked, located.index, located.coverage) == (True, 0, None)

@@ -11,9 +11,19 @@ import torch
 from scipy import stats
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from dewmark import sampling
 from dewmark.decoding import Decoding
 from dewmark.mark import ChoosingSession, Writer, draw
-from dewmark.sampling import RandomStreams, filter_logits, likeliest, race, warp
+from dewmark.sampling import (
+    RandomStreams,
+    filter_logits,
+    left_padding,
+    likeliest,
+    race,
+    race_of_few,
+    race_of_top_k,
+    warp,
+)
 
 
 def random_logits(batch=4, vocab=300, seed=0, scale=3.0):
@@ -180,3 +190,44 @@ def test_spared_tokens_are_drawn_with_numbers_that_the_mark_does_not_use():
     spared, _ = writer.draw(ids, scores, Decoding())
     marks_own, _ = draw(scores, Decoding(), RandomStreams(seeds, device=torch.device("cpu")), 0)
     assert int((spared == marks_own).sum()) < 8 + 3.5 * np.sqrt(8)  # 1 in 50, by chance
+
+
+def test_only_rows_that_keep_many_tokens_are_sorted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = Mock(wraps=sampling._least_kept)
+    monkeypatch.setattr(sampling, "_least_kept", least)
+    filter_logits(ROWS["peaked"], Decoding(top_p=0.5))
+    filter_logits(random_logits(scale=0.1), Decoding(top_p=0.9))  # the few are the whole vocabulary
+    assert [call.args[0].shape for call in least.call_args_list] == [(200, 1024), (4, 300)]
+    mixed = torch.cat((ROWS["flat"][:2], ROWS["peaked"]))
+    filter_logits(mixed, Decoding(top_p=0.5))
+    assert [call.args[0].shape for call in least.call_args_list[2:]] == [(202, 1024), (2, 5_000)]
+
+
+def test_a_race_of_few_is_one_only_where_no_others_are_left() -> None:
+    decoding = Decoding(top_k=20)
+    states = RandomStreams(range(200), device=torch.device("cpu")).states(0)
+    assert race_of_few(warp(ROWS["peaked"], decoding), states) is not None
+    assert race_of_few(warp(ROWS["flat"], Decoding(top_p=0.9)), states) is None
+    assert race_of_top_k(ROWS["peaked"], decoding, states) is not None
+    assert race_of_top_k(ROWS["flat"], decoding, states) is not None
+    assert race_of_top_k(ROWS["tied"], decoding, states) is None  # too many tie with the 20th
+    assert race_of_top_k(ROWS["peaked"], Decoding(top_p=0.1), states) is None
+    assert race_of_few(random_logits(batch=200), states) is not None  # no others are there
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "mask", "padding"),
+    [
+        (0, None, [2, 0, 1]),  # a later 0 is part of the text
+        (None, None, [0, 0, 0]),
+        (0, [[0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]], [1, 0, 3]),
+        (None, [[0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]], [1, 0, 3]),
+    ],
+)
+def test_padding_is_what_the_mask_leaves_out_or_a_run_of_the_padding_token(
+    pad_id: int | None, mask: list[list[int]] | None, padding: list[int]
+) -> None:
+    ids = torch.tensor([[0, 0, 5, 6], [5, 0, 6, 0], [0, 7, 7, 7]])
+    found = left_padding(ids, None if mask is None else torch.tensor(mask), pad_id=pad_id)
+    assert found.tolist() == [[each] for each in padding]
+    assert left_padding(ids[:, :0], None, pad_id=pad_id).tolist() == [[0]] * 3

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -449,3 +451,15 @@ def test_first_row(tmp_path):
         assert first_row(path) == row
     for other in (tmp_path / "missing", tmp_path, Path("/dev/zero")):
         assert first_row(other) is None
+
+
+def test_a_large_file_is_hashed_in_pieces_and_a_small_one_takes_no_more_than_itself(monkeypatch, tmp_path):
+    file, data = tmp_path / "file", os.urandom(300_000)
+    file.write_bytes(data)
+    for at_once, most in ((20_000, 100_000), (1 << 28, 500_000)):
+        monkeypatch.setattr(storage, "_HASHED_AT_ONCE", at_once)
+        tracemalloc.start()
+        assert storage.sha256_file(file) == hashlib.sha256(data).hexdigest()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < most

@@ -160,7 +160,7 @@ class Tokens:
         row = {
             **{name: getattr(caller, name) for name in Caller.__dataclass_fields__},
             "scopes": " ".join(sorted(chosen)),
-            "tenants": " ".join(sorted(set(tenants))),
+            "tenants": " ".join(sorted(caller.tenants)),
             "digest": _digest(secret),
             "free_at": 0.0,
         }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -336,3 +338,19 @@ def test_work_of_a_request_is_limited_before_it_starts(open_service, monkeypatch
     refused = client.post("/v1/detect", json={"text": plain_text() * 60}, headers=head)
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_much_work")
     assert client.get("/v1/whoami", headers=head).json()["budget_left"] == 9
+
+
+def test_brackets_that_close_nothing_are_not_followed(monkeypatch):
+    """The parser stops at the first of them, so a megabyte of them costs no time."""
+    followed = []
+
+    def accumulate(steps):
+        followed.extend(steps)
+        return itertools.accumulate(followed)
+
+    monkeypatch.setattr(admission, "itertools", SimpleNamespace(accumulate=accumulate))
+    for body in (b"]" * 1_000_000, b"[]" + b"]}" * 500_000, b"}" * 1_000_000 + b"[["):
+        followed.clear()
+        with pytest.raises(ApiError, match="not valid JSON"):
+            parsed(body, 100)
+        assert len(followed) <= 4

@@ -328,8 +328,7 @@ def _examined(
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
     searches = {
-        k: min(min(hit.p_value for hit in views) * evidence[k].hypotheses, 1.0)
-        for k, views in passages.items()
+        k: min(hit.p_value for hit in views) * evidence[k].hypotheses for k, views in passages.items()
     }
     results = [whole for version in versions for whole in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)

@@ -148,8 +148,8 @@ def decide(
     """The verdict on a text from all results for it, of each key and each version.
 
     ``detections`` are the results of the whole text, each for itself. ``searches`` are the p-values of the
-    search for passages by the number of the result, where there was one. A result without a verdict counts
-    only if no other has one.
+    search for passages by the number of the result, where there was one; from 1 on they say nothing. A result
+    without a verdict counts only if no other has one.
     """
     tells = [each.verdict.conclusive or searches.get(i, 1.0) < 1.0 for i, each in enumerate(detections)]
     p_values = []

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -349,3 +350,27 @@ def test_captured_steps_draw_what_called_ones_draw(bag_encoder, tmp_path, monkey
     assert torch.equal(*drawn)
     assert all(map(torch.equal, *states))
     assert len(replays) == (4 if DEVICE.type == "cpu" else 0)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_first_draw_by_kernels_is_compared_with_that_of_torch(
+    right, bag_encoder, tmp_path, monkeypatch
+) -> None:
+    """On any device: the kernels' part is played by what torch drew, or by other tokens."""
+    host = FakeHost(400)
+    bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
+    ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
+    session = bound.session(ids)
+    texts, W = session.read(ids), torch.from_numpy(bound.W).to(DEVICE)
+    logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    step = (logits, texts, W, [Decoding()] * 2, RandomStreams([1, 2], device=DEVICE).states(0))
+    expected, sound = bound.race.drawn(*step)[:2]
+    other = (expected + 1) % 400
+    monkeypatch.setattr(dew_race, "draw_words", lambda *_, **__: (expected if right else other, sound))
+    monkeypatch.setattr(texts.tables, "kernels", True)
+    dew_race._DRAWN.clear()
+    with nullcontext() if right else pytest.warns(UserWarning, match="without kernels"):
+        assert torch.equal(bound.race(*step)[0], expected)
+    assert texts.tables.kernels == (texts.tables in dew_race._DRAWN) == right
+    monkeypatch.setattr(dew_race, "draw_words", lambda *_, **__: (other, sound))
+    assert torch.equal(bound.race(*step)[0], other if right else expected)  # compared once

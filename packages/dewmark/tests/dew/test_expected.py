@@ -206,3 +206,34 @@ def test_a_reader_is_part_of_the_configuration(bag_encoder, tmp_path) -> None:
     assert read.config_hash != plain.config_hash
     assert read.reading_with(None).config_hash == plain.config_hash
     assert dataclasses.asdict(read.scheme) == dataclasses.asdict(plain.scheme)
+
+
+def test_the_packaged_reader_expects_the_mean_where_a_pair_is_repeated(
+    bag_encoder, tmp_path, monkeypatch
+) -> None:
+    """As a language model does: μ of a pair is the mean over its places, to which δ is added."""
+    bound, text = bind(tmp_path), " ".join(["old bridge over water"] * 3)
+    monkeypatch.setattr(bound.reader.lexicon, "limits", np.full(len(bound.reader.lexicon.limits), 100))
+    found, positions = means_of(bound, text, "")
+    rows = bound.reader.lexicon.listed_rows(text.split())
+    every = Totals(1).means(rows)[:, 0]
+    mu = np.array([every[positions == pair].mean() for pair in range(len(found))])
+    assert len(found) == 4 < np.count_nonzero(positions >= 0)
+    # what two pairs have in common, δ, is not in their difference
+    own = bound.reader.vectors(text.split())
+    first = [own[int(np.flatnonzero(positions == pair)[0])] for pair in range(4)]
+    weights = np.bincount(positions[positions >= 0]) / np.count_nonzero(positions >= 0)
+    delta = weights @ (np.array(first) - mu[:, None])
+    np.testing.assert_allclose(found, mu[:, None] + delta, rtol=1e-5, atol=1e-2)
+
+
+def test_windows_are_in_the_order_of_their_words_whatever_a_text_is_read_with(bag_encoder, tmp_path) -> None:
+    """Words outside the lexicon, too: the order of a set changes from run to run."""
+    reader = bind(tmp_path).reader
+    unlisted = [f"{letter}{i}" for letter in "zyxw" for i in range(10, 16)]
+    forms = ["", "", "", *(form for each in unlisted for form in (each, "old", "old", "bridge"))]
+    rows = reader.lexicon.rows(forms)
+    assert not any(rows[forms.index(form)] for form in unlisted)
+    places = np.flatnonzero(np.array(forms) == "bridge")
+    _, found = reader._windows(forms, rows, places)
+    assert found.tolist() == np.argsort(np.argsort(unlisted)[::-1]).tolist()

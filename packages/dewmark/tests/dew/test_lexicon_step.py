@@ -112,3 +112,17 @@ def test_different_windows_have_different_hashes(bag_encoder, tmp_path) -> None:
     far = torch.randint(200_000, (50_000, 3), generator=torch.Generator().manual_seed(0))
     for windows in (near, far):
         assert len(states._hashed(windows).unique()) == len(windows.unique(dim=0))
+
+
+def test_a_token_with_a_word_that_is_not_listed_inside_carries_no_mark(tmp_path) -> None:
+    """Not that of the listed word which it begins after it."""
+    lexicon = load_lexicon(str(tiny_lexicon()), workspace=Workspace(cache=tmp_path))
+    pieces = [" the", " old", " road", " bridge", " 12 bridge", ""]
+    trie = build_trie(lexicon.forms, pieces, special=frozenset({5}))
+    assert trie.inner[4] == 0 < trie.rows[trie.after_break[4]]
+    texts = WordStates(WordTables(trie, lexicon, device=CPU), 1, k=3)
+    texts.push(torch.tensor([[0, 1, 2]]))
+    W = torch.randn(lexicon.dim, lexicon.dim, generator=torch.Generator().manual_seed(1))
+    aligned = texts.align(torch.tensor([[3, 4]]), W)
+    assert float(aligned.u[0, 0]) != 0.0 == float(aligned.u[0, 1])
+    assert int(aligned.rows[0, 0]) > 0 == int(aligned.rows[0, 1])

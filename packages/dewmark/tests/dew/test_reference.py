@@ -24,8 +24,9 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.dew import reference
-from dewmark.dew.matrix import text_matrices
+from dewmark.dew.matrix import cuts_of, text_matrices
 from dewmark.dew.noise import form_noise, innovations, keyed_noise, roots
+from dewmark.dew.reading import Pairs
 from dewmark.dew.ring import KeyUse
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import key_tensors
@@ -318,3 +319,18 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
         ids = torch.cat((ids, chosen.unsqueeze(1)), dim=1)
         written += pieces(host)[int(chosen)]
     assert conditioned > STEPS / 2
+
+
+def test_a_bound_that_settles_slowly_is_as_far_as_the_reference_after_as_many_rounds() -> None:
+    """Three equal directions in twenty: a round takes a few percent of what is left of the way."""
+    rng = np.random.default_rng(3)
+    left, right = (np.linalg.qr(rng.standard_normal((20, 20)))[0] for _ in range(2))
+    M = (left * np.repeat([30.0, 0.5], (3, 17))) @ right.T
+    nothing = np.arange(40)
+    text = Pairs(nothing, nothing, np.ones(40), nothing)
+    (cuts,) = cuts_of(M[None], [text], limit=reference.LIMIT)
+    flat = M - (cuts.left.T * cuts.sizes) @ cuts.right
+    np.testing.assert_allclose(flat, reference.flattened(M, 40.0), atol=1e-4)
+    after = np.linalg.svd(flat, compute_uv=False)
+    settled = reference.LIMIT * np.sqrt(np.sum(after**2) / 20)
+    assert after[0] > 1.02 * settled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,3 +133,17 @@ def test_a_stream_that_the_key_test_does_not_confirm_is_not_marked(
     assert detector.update(made.text) == 0.5
     assert detector.largest_log_e > -np.log(1e-3)
     assert not detector.is_marked
+
+
+def test_a_word_counts_as_what_it_differs_from_the_words_before_it() -> None:
+    """Their mean, in which a mean of 0 weighs as much as eight words."""
+    rng = np.random.default_rng(4)
+    W = rng.standard_normal((1, D, D)).astype(np.float32)
+    nothing = SimpleNamespace(tokenize=lambda texts: [None] * len(texts))
+    detector = SequentialDetector(nothing, KeyMatrices([EpochMatrices(None, 1, 0, W)]), limit=2.5)  # type: ignore[arg-type]
+    units, contexts = rng.standard_normal((2, 6, D)).astype(np.float32)
+    for unit, context in zip(units, contexts, strict=True):
+        detector.score(unit, context)
+    means = [units[:n].sum(axis=0) / (n + 8.0) for n in range(6)]
+    np.testing.assert_allclose(detector.rows.units[:6], units - np.array(means), atol=1e-5)
+    np.testing.assert_array_equal(detector.rows.contexts[:6], contexts)

@@ -479,3 +479,28 @@ def test_how_far_the_rest_falls_behind_accounts_for_what_the_parts_share():
     below = 1.0 - ndtr(contrast @ evidence.scores / math.sqrt(contrast @ K @ contrast))
     assert rest.p_like_segments == pytest.approx(windows.correct(chosen[0], below), rel=1e-3)
     assert rest.p_like_segments < 0.9
+
+
+def test_each_window_is_counted_in_the_chunk_in_which_it_begins(monkeypatch):
+    """Also one that begins where the next chunk does: counted twice, it would weigh twice in the law."""
+    monkeypatch.setattr(module, "REACH", 64)
+    prepared, counted = Search(independent(np.zeros(320)), draws=64), []
+    inverse_counts = module._Chunk.inverse_counts
+
+    def counts(chunk, windows, draws, rng):
+        counted.append(len(windows.start))
+        return inverse_counts(chunk, windows, draws, rng)
+
+    monkeypatch.setattr(module._Chunk, "inverse_counts", counts)
+    assert {64, 128} < {*prepared.windows.start.tolist()}
+    assert np.all(prepared._crowding > 0.0)
+    assert sum(counted) == len(prepared.windows.start)
+
+
+def test_a_part_of_a_text_has_positions_of_its_own():
+    text = independent(np.arange(5.0), np.array([0, 1, 0, 2, 3, 4, 1]))
+    units = Units.of(text)
+    part = module.restrict(text, units[3:7])
+    assert part.positions.tolist() == [1, 2, 3, 0]
+    assert part.scores.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert Units.of(part).pair.tolist() == [1, 2, 3, 0]

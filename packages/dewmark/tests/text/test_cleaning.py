@@ -183,3 +183,9 @@ def test_a_few_unusual_spaces_change_no_token(space: str) -> None:
     assert made.offsets == expected.offsets
     french = f"Il dit{space}: «{space}12{space}000 ponts{space}»{space}!"
     assert tokenize_cleaned(tokenizer, [french])[0].ids == tokenizer.encode([french])[0].ids
+
+
+def test_lines_that_begin_with_the_same_number_are_not_counted() -> None:
+    text = "3 eggs from the market\n3 cups of milk\n3 spoons of flour"
+    assert clean(text).text == text
+    assert clean(text.replace("3 cups", "4 cups").replace("3 spoons", "5 spoons")).text != text

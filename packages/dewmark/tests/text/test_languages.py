@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,3 +187,20 @@ def test_encoders_declare_their_languages(encoder: str, knows: str, lacks: str) 
     assert languages is not None
     assert knows in languages
     assert lacks not in languages
+
+
+def test_a_cache_that_cannot_be_written_changes_no_language(monkeypatch, tmp_path: Path) -> None:
+    texts, expected = list(HELD_OUT.values()), _load()
+    (tmp_path / "file").write_text("not a folder", "utf-8")
+    monkeypatch.setattr("dewmark.text.languages.cache_dir", lambda: tmp_path / "file")
+    found = _load.__wrapped__()
+    assert found.labels == expected.labels
+    np.testing.assert_array_equal(found.probabilities(texts), expected.probabilities(texts))
+
+
+def test_the_default_judges_texts_of_languages_that_it_does_not_know() -> None:
+    """Its false alarms do not depend on the language; without enough listed words there is no verdict."""
+    default = dewmark.load_scheme(dewmark.Key(bytes(32)), host=None)
+    assert default.languages.read(given(UNKNOWN["cy"])) == [TextLanguage("cy", known=False, refused=False)]
+    paper = LanguagePolicy(known=DewPaper().languages, every=DewPaper().language_free)
+    assert paper.read(given(UNKNOWN["cy"])) == [TextLanguage("cy", known=False, refused=True)]

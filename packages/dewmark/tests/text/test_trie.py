@@ -331,3 +331,24 @@ def test_real_tokenizers_end_the_words_of_the_lexicon(host: str, languages: str,
         wrong.subtract(merged(lexicon.rows([word.form for word in words(text)]).tolist()))
         # unlisted words may be cut within: "chemist" ends where "'" is a token of its own
         assert sum(map(abs, wrong.values())) <= 3
+
+
+def test_a_token_that_extends_a_word_in_two_ways_extends_it_as_far_as_it_can() -> None:
+    """As a candidate, which is one token: 国人 makes 中国 and 中国人 of 中."""
+    forms = ["中", "中国", "中国人"]
+    trie = build_trie(forms, ["中", "国人", ""], special={2})
+    (place,) = np.flatnonzero(trie.keys == push(trie, CLOSED, 0)[0] * len(trie.breaks) + 1)
+    assert trie.rows[trie.targets[place]] == 3
+
+
+def test_the_whole_word_inside_a_token() -> None:
+    """The first where words have no spaces: a candidate needs it alone. Elsewhere the last."""
+    forms = ["of", "the", "ab", "我们", "中国"]
+    trie = build_trie(forms, [" the of ab", " the of ", "我们中国的", " 我们", ""], special={4})
+    assert trie.inner[:4].tolist() == [1, 1, 4, -1]
+
+
+def test_signs_that_begin_a_token_end_a_word_unless_they_join_letters() -> None:
+    pieces = ["'the of", ".the of", "' the", "'1 the", ",the of", "..the", ""]
+    trie = build_trie(FORMS, pieces, special={6})
+    assert trie.breaks[:6].tolist() == [False, False, True, True, True, True]

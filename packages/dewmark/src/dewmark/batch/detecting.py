@@ -115,9 +115,7 @@ def detect_file(
     blocks = source.blocks(block_size)
     # Opened here too, whatever the workers do: mistakes are reported at once and models are fetched once.
     scorer = spec.open(progress=progress)
-    warn_other_scheme(
-        itertools.islice(source.rows(blocks[:1]), 1), *str(scorer.identity["scheme"]).split(", ")
-    )
+    warn_other_scheme(itertools.islice(source.rows(blocks), 1), *str(scorer.identity["scheme"]).split(", "))
     run = {**_identity(source, spec, block_size), **scorer.identity, "blocks": len(blocks)}
     partial = out.with_name(f"{out.name}.partial")
     if out.exists() and not partial.exists():
