@@ -16,7 +16,7 @@ MUTANTS ?= 300
 TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
-TESTS := .:packages/dewmark:packages/dewmark-lab:packages/dewmark-desk:packages/dewmark-rewrite  # one namespace of tests
+TESTS := .:packages/dewmark:packages/dewmark-audit:packages/dewmark-lab:packages/dewmark-desk:packages/dewmark-rewrite  # one namespace of tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo reproduce-smoke test test-core test-contract test-models test-serve fuzz-serve test-postgresql test-ray \
@@ -89,7 +89,7 @@ desk-pictures: $(VENV)/.serve ## the pictures of the desk's page, taken in a bro
 outputs: $(VENV)/.dev ## the outputs and pictures in the documentation, from committed texts
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python -m tests.docs.outputs
 
-wheels: ## build the four wheels, check them, and try the first in a fresh environment
+wheels: ## build the five wheels, check them, and try the first in a fresh environment
 	$(PYTHON) -m venv --clear .venv-wheels
 	.venv-wheels/bin/python -m pip --disable-pip-version-check install -q build hatchling twine
 	for each in $(dir $(PROJECTS)); do .venv-wheels/bin/python -m build -q -n -w -o dist $$each || exit 1; done
@@ -141,8 +141,8 @@ $(BIN)/python:
 $(VENV)/.run: $(PROJECTS) constraints.txt | $(BIN)/python
 	@echo "Installing the library (torch first; this takes a few minutes once) ..."
 	$(PIP) install -q -c constraints.txt $(TORCH)
-	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[host]' -e packages/dewmark-lab -e packages/dewmark-desk \
-		-e packages/dewmark-rewrite
+	$(PIP) install -q -c constraints.txt -e 'packages/dewmark[host]' -e packages/dewmark-audit -e packages/dewmark-lab \
+		-e packages/dewmark-desk -e packages/dewmark-rewrite
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
@@ -191,7 +191,7 @@ $(VENV)/.serve: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -r requirements-docs.txt
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark \
-		-e packages/dewmark-lab -e packages/dewmark-desk -e packages/dewmark-rewrite
+		-e packages/dewmark-audit -e packages/dewmark-lab -e packages/dewmark-desk -e packages/dewmark-rewrite
 	@touch $@
 
 # llama.cpp in an environment of its own, compiled for any processor of this kind: with all that the compiler
@@ -206,7 +206,8 @@ endif
 	$(PYTHON) -m venv .venv-llamacpp
 	.venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
 	CMAKE_ARGS="$(LLAMACPP_FLAGS)" .venv-llamacpp/bin/python -m pip --disable-pip-version-check install -q \
-		-c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[llamacpp]' -e packages/dewmark-lab -e packages/dewmark-desk
+		-c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[llamacpp]' -e packages/dewmark-audit \
+		-e packages/dewmark-lab -e packages/dewmark-desk
 	@touch $@
 
 # vLLM for CPUs in an environment of its own, whose versions it chooses; what it then imports of these three
@@ -221,6 +222,7 @@ VLLM_TORCH := $(TORCH)$(if $(filter Linux,$(shell uname -s)),+cpu)
 		.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM_TORCH) \
 		--index-url https://download.pytorch.org/whl/cpu
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e packages/dewmark hypothesis pytest
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark-lab  # the tiny host
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -247,6 +249,7 @@ SGLANG_IMPORTS := aiohttp apache-tvm-ffi compressed-tensors dill distro einops f
 		.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt $(TORCH)
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
 		-e 'packages/dewmark[host]' hypothesis pytest
+	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps -e packages/dewmark-lab  # the tiny host
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q $(SGLANG_IMPORTS)
 	.venv-sglang/bin/python -m pip --disable-pip-version-check install -q --no-deps xgrammar==0.2.7 $(SGLANG)
 	@touch $@

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of all four distributions."""
+"""Fixtures for the tests of all five distributions."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def bag_encoder(monkeypatch: pytest.MonkeyPatch, tiny_artifacts: Path) -> BagEnc
     return encoder
 
 
-if importlib.util.find_spec("torch") is None:
+if importlib.util.find_spec("torch") is None or not LAB:
     _NEEDS_TORCH = re.compile(
-        r"^(?:import|from) (?:torch|transformers|dewmark\.hosts\.(?:fake|transformers)|dewmark\.sampling"
-        r"|dewmark\.surface|dewmark\.cuda|dewmark\.testing|tests\.hosts|tests\.surface)\b"
-        r"|^ +from dewmark\.hosts\.fake\b",
+        r"^(?:import|from) (?:torch|transformers|dewmark\.hosts\.transformers|dewmark\.sampling"
+        r"|dewmark\.surface|dewmark\.cuda|dewmark_lab|tests\.hosts|tests\.surface)\b"
+        r"|^ +from dewmark_lab\b",
         re.MULTILINE,
     )
 
     def pytest_ignore_collect(collection_path: Path) -> bool | None:
-        """Leave out what needs models where torch is not installed: the rest must pass without it."""
+        """Leave out what needs models or the lab, where one is not installed: the rest must pass."""
         if collection_path.is_dir():
-            return True if collection_path.name in ("cuda", "hosts", "surface", "testing") else None
+            return True if collection_path.name in ("cuda", "hosts", "surface") else None
         if collection_path.suffix == ".py" and _NEEDS_TORCH.search(collection_path.read_text("utf-8")):
             return True
         return None

@@ -41,7 +41,7 @@ class Swap(dewmark.Attack):
 
 
 if __name__ == "__main__":
-    from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
+    from dewmark_lab.testing.fake_host import FakeHost  # a tiny model with random weights
 
     dewmark.ATTACKS.register("swap", Swap)
     wm = dewmark.Watermark(dewmark.Key.generate(), host=FakeHost(), scheme="kgw")

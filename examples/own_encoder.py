@@ -41,7 +41,7 @@ class CharacterNgrams(dewmark.Encoder):
 
 
 if __name__ == "__main__":
-    from dewmark.hosts.fake import FakeHost  # a tiny model with random weights
+    from dewmark_lab.testing.fake_host import FakeHost  # a tiny model with random weights
 
     dewmark.ENCODERS.register("ngrams", CharacterNgrams)
     key, settings = dewmark.Key.generate(), {"encoder": "ngrams", "lambda": 6.0}

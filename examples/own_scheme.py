@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from dewmark.testing import check_scheme
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
+from dewmark_lab.testing import check_scheme
 
 
 class BoundHalves(TokenBound):

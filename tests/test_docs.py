@@ -16,7 +16,7 @@ APP = typer.main.get_command(command_line(COMMANDS))
 ROOT = Path(__file__).parent.parent
 SOURCES = {
     name: ROOT / "packages" / name.replace("_", "-") / "src" / name
-    for name in ("dewmark", "dewmark_lab", "dewmark_desk", "dewmark_rewrite")
+    for name in ("dewmark", "dewmark_audit", "dewmark_lab", "dewmark_desk", "dewmark_rewrite")
 }
 PAGES = sorted(
     path
@@ -27,6 +27,7 @@ PLACES = (ROOT, *sorted((ROOT / "packages").iterdir()))
 ENTRY_POINTS = {
     "dewmark.attack_engines",
     "dewmark.attacks",
+    "dewmark.audits",
     "dewmark.commands",
     "dewmark.encoders",
     "dewmark.hosts",
@@ -39,10 +40,8 @@ ENTRY_POINTS = {
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    dotted = (
-        set(re.findall(r"(?<![\w./-])dewmark(?:_lab|_desk|_rewrite)?(?:\.[A-Za-z_]\w*)+(?:[:.]\w+)*", text))
-        - ENTRY_POINTS
-    )
+    name = r"(?<![\w./-])dewmark(?:_audit|_lab|_desk|_rewrite)?(?:\.[A-Za-z_]\w*)+(?:[:.]\w+)*"
+    dotted = set(re.findall(name, text)) - ENTRY_POINTS
     missing = sorted(name for name in dotted if not _exists(name))
     paths = set(re.findall(r"(?<![\w./-])((?:packages|tests|examples|benchmarks)/[\w/.-]*\w\.py)", text))
     missing += sorted(path for path in paths if not any((place / path).exists() for place in PLACES))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dewmark
-import dewmark.testing
+import dewmark_lab.testing
 from dewmark import registry
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def p_values(output: str) -> list[float]:
 
 def test_the_own_scheme_reports_its_checks(run, monkeypatch) -> None:
     """Three of them here; ``tests/testing`` runs all of them on this scheme."""
-    monkeypatch.setattr("dewmark.testing.CHECKS", dewmark.testing.CHECKS[:3])
+    monkeypatch.setattr("dewmark_lab.testing.CHECKS", dewmark_lab.testing.CHECKS[:3])
     first, *outcomes = run("own_scheme.py").splitlines()
     assert first == "halves:"
     assert [line.split()[0] for line in outcomes] == ["passed"] * 3

@@ -23,7 +23,6 @@ from tests.command_line import tiny  # noqa: F401 - fixture
 import dewmark
 from dewmark.batch import DetectorSpec, TextWriter, detect_file, generate_file, open_source
 from dewmark.batch.detecting import ScoringWorker
-from dewmark.batch.negatives import calibrate_file
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
@@ -31,9 +30,10 @@ from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.detector import Detector
 from dewmark.dew.form import FormKey
 from dewmark.dew.ring import TURNS
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
 from dewmark.verdict import DEFAULT_FPR
+from dewmark_audit.negatives import calibrate_file
+from dewmark_lab.testing.fake_host import FakeHost
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -386,7 +386,7 @@ def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command) -
     key.save(folder / "the.key")
     prompt, seed = "the old bridge", 5
     decoding = Decoding(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
-    settings = {"alpha": 1.0}
+    settings = {"alpha": 0.7}
     (folder / "policy.json").write_text(json.dumps(policy), encoding="utf-8")
     left_out = None if policy is None else Policy(**policy)
     watermark = dewmark.Watermark(key, host="smollm2-135m", settings=settings, policy=left_out)
@@ -398,7 +398,7 @@ def written_by_all_doors(key: Key, policy: dict | None, folder: Path, command) -
     for name, writer in (("wm", watermark), ("writer", TextWriter.marked(watermark))):
         generate_file(asked, folder / f"{name}.jsonl", writer, decoding=decoding, seed=seed - 1)
         assert read(folder / f"{name}.jsonl")[1]["text"] == text
-    given = ["--key", folder / "the.key", "--set", "alpha=1.0", "--continue"]
+    given = ["--key", folder / "the.key", "--set", "alpha=0.7", "--continue"]
     given += [] if policy is None else ["--policy", folder / "policy.json"]
     given += ["--max-new-tokens", LENGTH, "--min-new-tokens", LENGTH]
     (row,) = command("generate", *given, "--prompt", prompt, "--seed", seed)
@@ -450,8 +450,8 @@ def test_a_retired_key_marks_nothing_any_more(command, tmp_path) -> None:
         written_by_all_doors(key, None, tmp_path / str(i), command) for i, key in enumerate((rotated, alone))
     ]
     assert texts[0] == texts[1]
-    watermark = dewmark.Watermark(rotated, host=host(), settings={"alpha": 1.0})
+    watermark = dewmark.Watermark(rotated, host=host(), settings={"alpha": 0.7})
     text = watermark.generate("the old bridge", seed=5, max_new_tokens=120, min_new_tokens=120).text
     found = watermark.detect(text)
     assert (found.is_marked, found.epoch) == (True, "new")
-    assert not score_text(dewmark.load_scheme(PLAIN, settings={"alpha": 1.0}), text).is_marked
+    assert not score_text(dewmark.load_scheme(PLAIN, settings={"alpha": 0.7}), text).is_marked

@@ -21,11 +21,11 @@ from fastapi.testclient import TestClient
 import dewmark
 from dewmark.batch import DetectorSpec, detect_file
 from dewmark.batch.inputs import Document
-from dewmark.batch.negatives import Negatives, audit_texts
 from dewmark.cli.app import main
 from dewmark.detect import Examined, detect_texts, score_text, score_texts
 from dewmark.types import Looks
 from dewmark.verdict import corrected
+from dewmark_audit.negatives import Negatives, audit_texts
 from dewmark_desk.app import create_app
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings

@@ -13,7 +13,7 @@ import dewmark.watermark
 from dewmark.cli.app import main
 from dewmark.core.keys import Key
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import host_for
+from dewmark_lab.testing.trial import host_for
 
 FAST = ("dew", "kgw")  # the others run under the marker ``contract``
 # passed with --set

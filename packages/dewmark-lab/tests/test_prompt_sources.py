@@ -7,9 +7,9 @@ import json
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark.prompts import openings, requests
 from dewmark_lab.prompt_sources import held_out, human_texts, prompt_texts, source_identity, truncate
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 def test_openings_are_used_in_order_and_once():

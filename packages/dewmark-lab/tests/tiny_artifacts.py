@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.fakes import BagEncoder
 
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import HostInfo
 from dewmark_lab.artifacts import save_artifact
+from dewmark_lab.testing.trial import tiny_host
 
 Parts = tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]  # parameters and arrays
 

@@ -240,7 +240,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder) -> None:
     import dewmark.hosts
     import dewmark.watermark
 
-    host = pytest.importorskip("dewmark.hosts.fake", exc_type=ImportError).FakeHost()
+    host = pytest.importorskip("dewmark_lab.testing.fake_host", exc_type=ImportError).FakeHost()
     host.chat = ChatFormat(lambda messages: f"the old {messages[-1]['content']}", Decoding(temperature=0.9))
     for module in (dewmark.hosts, dewmark.watermark):
         monkeypatch.setattr(module, "chat_format", lambda name, **_: host.chat, raising=False)

@@ -15,8 +15,8 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.detect import detect_texts, score_texts
 from dewmark.errors import ArtifactError, ModelError, StorageError
-from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.types import Verdict
+from dewmark_lab.testing.fake_host import FakeHost, tiny_model
 
 PROMPT = " the old bridge over the river"
 SECRET = bytes(range(7, 39))

@@ -11,10 +11,10 @@ from tests.fakes import COMPOSED
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 VOCAB = 400

@@ -16,7 +16,6 @@ import dewmark
 from dewmark.decoding import Decoding
 from dewmark.detect import Examined, detect_texts, score_text
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import Needs
 from dewmark.stats import scan
 from dewmark.stats.evidence import Evidence
@@ -24,6 +23,7 @@ from dewmark.stats.key_test import key_test
 from dewmark.types import Detection, Extent, Looks, Verdict
 from dewmark.verdict import MIN_SEARCHED
 from dewmark.workspace import Tokenized
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = dewmark.Key(bytes(range(3, 35)))
 PROMPT = " the old bridge over the river"

@@ -12,11 +12,11 @@ import torch
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import ChoosingSession, Session, Writer, draw
 from dewmark.policy import Policy, load_policy
 from dewmark.sampling import Choice, RandomStreams, warp
 from dewmark.scheme import BoundScheme, Needs, Scheme
+from dewmark_lab.testing.fake_host import FakeHost
 
 TEXT = 'Look:\n\n```python\nprint("a b")\n```\n\nYou said "the old bridge", and 3 of `x y` remain.'
 

@@ -69,6 +69,17 @@ def test_a_program_registers_names_but_cannot_replace_ours(fruit):
         fruit.register("plum", len)
 
 
+@pytest.mark.parametrize(
+    ("table", "name", "package"),
+    [(registry.SCHEMES, "vllm-gumbel", "dewmark-lab"), (registry.AUDITS, "draw", "dewmark-audit")],
+)
+def test_the_core_alone_names_the_package_that_brings_a_name(monkeypatch, table, name, package):
+    monkeypatch.setattr(registry, "_published", lambda group: {})
+    monkeypatch.setattr(registry, "installed", lambda distribution: False)
+    with pytest.raises(UnknownNameError, match=f"unknown {table.kind} '{name}'; .*: pip install {package}"):
+        table[name]
+
+
 def test_require_names_the_command_that_installs_it():
     with pytest.raises(
         MissingExtraError, match=r"no_such_library is not installed; .*pip install 'dewmark\[nice\]'"

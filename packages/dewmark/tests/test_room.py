@@ -17,7 +17,6 @@ from dewmark.detect import score_text
 from dewmark.dew.word_step import GAIN_KEPT
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import stream_text
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import Row, Rows
 from dewmark.policy import Exemptions, Policy
 from dewmark.registry import SCHEMES
@@ -27,6 +26,7 @@ from dewmark.scheme import BoundScheme
 from dewmark.stats.two_sums import larger_of
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 PROMPT = "the old bridge"

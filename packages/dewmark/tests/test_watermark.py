@@ -17,10 +17,10 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, ModelError, UnknownNameError, VocabularyError
-from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme, Needs, Scheme, State
+from dewmark_lab.testing.fake_host import tiny_model
 
 PROMPT = " the old bridge over the river"
 SECRET = bytes(range(7, 39))

@@ -15,10 +15,10 @@ from tests.fakes import BagEncoder, tiny_lexicon
 from tests.tiny_artifacts import make_all
 
 from dewmark.core.keys import Key
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.scheme import BoundScheme
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 Json = Any  # what json.dumps takes
 Settings = Mapping[str, object]

@@ -18,10 +18,10 @@ import sqlalchemy as sa
 from dewmark.detect import detect_texts
 from dewmark.errors import DewmarkError, InputError
 from dewmark.scheme import for_languages, reader_name
-from dewmark.stats.audit import audit
 from dewmark.stats.multiple_testing import benjamini_hochberg
 from dewmark.text.languages import LanguagePolicy
 from dewmark.types import Verdict
+from dewmark_audit.audit import audit
 from dewmark_desk import verdicts
 from dewmark_desk.admission import SLICE, seconds_of
 from dewmark_desk.fair_pool import FairPool, Overloaded

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.batch import Negatives
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
+from dewmark_audit.negatives import Negatives
 from dewmark_desk.compliance.measuring import _tasks
 from dewmark_desk.signing import SigningKey, load_signers, verify
 
@@ -113,7 +113,7 @@ def test_the_dossier_says_what_the_rows_say_and_a_third_party_checks_it(run, arg
 
 
 def test_a_stopped_run_continues_and_another_plan_is_refused(run, arguments, tmp_path, monkeypatch):
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     written = FakeHost.complete
     calls = []

@@ -29,7 +29,6 @@ from tests.fakes import COMPOSED, BagEncoder
 from dewmark.core.keys import Key
 from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.hosts.base import ChatFormat
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import load_policy
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.watermark import Watermark
@@ -39,6 +38,7 @@ from dewmark_desk.generation import TextGenerator, transcript
 from dewmark_desk.service import Service
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import Tenant
+from dewmark_lab.testing.fake_host import FakeHost
 
 SECRETS = {
     "acme": bytes(range(32)),

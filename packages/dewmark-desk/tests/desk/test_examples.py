@@ -14,8 +14,8 @@ from tests.desk.live import bound, plain_text
 from dewmark.detect import score_text
 from dewmark.detector import Detector
 from dewmark.errors import ArtifactError
-from dewmark.stats.power import Strength
 from dewmark.types import Detection, Verdict
+from dewmark_audit.strength import Strength
 from dewmark_desk.tenants import MeasuredPower, example_text, open_demonstration, read_power, unmarked_text
 
 NOTHING = Detection(Verdict.NOT_MARKED, 1.0, 0.0, 0.0, 50.0, 50, "key", 0.01, "dew", "f0")

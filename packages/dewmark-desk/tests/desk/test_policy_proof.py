@@ -11,10 +11,10 @@ from tests.desk.live import bound
 from dewmark import Key, Watermark
 from dewmark.decoding import Decoding
 from dewmark.hosts.base import ChatFormat
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
 from dewmark.storage import append_jsonl
 from dewmark_desk.policy_proof import _ASKED, parses, prove
+from dewmark_lab.testing.fake_host import FakeHost
 
 pytest.importorskip("llguidance")
 

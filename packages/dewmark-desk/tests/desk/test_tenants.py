@@ -8,12 +8,12 @@ from tests.desk.live import bound, host
 
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import for_languages
 from dewmark.text.languages import LanguagePolicy
 from dewmark.watermark import Watermark
 from dewmark_desk.settings import Settings
 from dewmark_desk.tenants import Tenant, open_writers
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 def writers(folder: Path, *ids: str, detects_on: Any, writes_on: Any) -> list[str]:

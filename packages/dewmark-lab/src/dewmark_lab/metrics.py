@@ -13,30 +13,17 @@ Boundary: numbers in, small frozen results out, each with ``to_dict()``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dewmark.arrays import F64
-from dewmark.errors import ConfigError, InputError, NumericalError
-from dewmark.stats.rates import check_confidence
+from dewmark.errors import ConfigError, InputError
 from dewmark.types import Plain
-
-Scores = Sequence[float] | NDArray[np.floating]
-Statistic = Callable[[F64, F64], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval(Plain):
-    """An estimate with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    confidence: float
+from dewmark_audit.intervals import Interval, Scores, checked
+from dewmark_audit.rates import check_confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +49,7 @@ def auroc(positives: Scores, negatives: Scores) -> float:
     """P(a positive scores above a negative), equal scores counting half (the Mann-Whitney statistic)."""
     from scipy.stats import rankdata
 
-    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
+    high, low = checked(positives, "positives"), checked(negatives, "negatives")
     ranks = rankdata(np.concatenate([high, low]))[: len(high)].sum()
     return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
@@ -97,7 +84,7 @@ def auroc_interval(value: float, *, positives: int, negatives: int, confidence: 
 
 def threshold_at(negatives: Scores, *, fpr: float) -> float:
     """The smallest negative τ with #{negatives > τ} ≤ fpr · N."""
-    scores = np.sort(_checked(negatives, "negatives"))[::-1]
+    scores = np.sort(checked(negatives, "negatives"))[::-1]
     if not 0.0 <= fpr < 1.0:
         raise ConfigError(f"fpr must lie in [0, 1), got {fpr}")
     allowed = math.floor(fpr * len(scores) * (1.0 + 1e-12))  # 0.29 · 100 is 28.999… in floating point
@@ -118,8 +105,8 @@ def held_out(
         )
     found = []
     for seed in positives:
-        high, low = _checked(positives[seed], "positives"), _checked(negatives[seed], "negatives")
-        others = [_checked(each, "negatives") for other, each in negatives.items() if other != seed]
+        high, low = checked(positives[seed], "positives"), checked(negatives[seed], "negatives")
+        others = [checked(each, "negatives") for other, each in negatives.items() if other != seed]
         threshold = threshold_at(np.concatenate(others or [low]), fpr=fpr)
         tpr, real = (float(np.mean(scores > threshold)) for scores in (high, low))
         found.append(HeldOut(seed, threshold, tpr, real))
@@ -128,27 +115,8 @@ def held_out(
 
 def spread(values: Scores) -> Spread:
     """Mean and half-range of one figure over seeds."""
-    figures = _checked(values, "figures")
+    figures = checked(values, "figures")
     return Spread(float(figures.mean()), float(figures.max() - figures.min()) / 2.0, tuple(figures.tolist()))
-
-
-def bootstrap(
-    statistic: Statistic, positives: Scores, negatives: Scores, *, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """A 95% percentile interval of ``statistic(positives, negatives)``; the two are resampled separately.
-
-    A statistic at the end of its range (an AUROC of 1) gets an interval of zero width, which says nothing
-    about unseen texts: for shares use `rate`, whose interval is exact.
-    """
-    if resamples < 1:
-        raise ConfigError(f"resamples must be at least 1, got {resamples}")
-    high, low = _checked(positives, "positives"), _checked(negatives, "negatives")
-    rng = np.random.default_rng(seed)
-    sizes = len(high), len(low)
-    drawn = [statistic(rng.choice(high, sizes[0]), rng.choice(low, sizes[1])) for _ in range(resamples)]
-    level = 0.95
-    ends = np.quantile(drawn, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
-    return Interval(float(statistic(high, low)), float(ends[0]), float(ends[1]), level)
 
 
 def mean_interval(values: ArrayLike, *, grain: float = 0.0, confidence: float = 0.95) -> Interval:
@@ -194,12 +162,3 @@ def mean_interval(values: ArrayLike, *, grain: float = 0.0, confidence: float = 
     degrees = max(degrees, min(freedom))  # the difference of mean squares may be small by chance
     width = float(stdtrit(degrees, (1.0 + confidence) / 2.0)) * math.sqrt(total / (keys * columns))
     return Interval(mean, mean - width, mean + width, confidence)
-
-
-def _checked(scores: Scores, what: str) -> F64:
-    values = np.asarray(scores, dtype=np.float64)
-    if values.ndim != 1 or not len(values):
-        raise InputError(f"{what} must be a list of at least one number, got shape {values.shape}")
-    if np.isnan(values).any():
-        raise NumericalError(f"{what} {int(np.isnan(values).argmax())} is NaN: leave out unscored texts")
-    return values

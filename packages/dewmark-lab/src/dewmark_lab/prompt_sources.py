@@ -31,15 +31,12 @@ def source_identity(source: str) -> str:
     return storage.sha256_file(_file(source))[:16]
 
 
-def prompt_texts(source: str, number: int, *, option: str = "--texts") -> list[Row]:
-    """The first ``number`` rows (``id``, ``text``) of a source; prompts are their first tokens.
-
-    ``option`` is what set the number.
-    """
+def prompt_texts(source: str, number: int) -> list[Row]:
+    """The first ``number`` rows (``id``, ``text``) of a source; prompts are their first tokens."""
     rows = list(itertools.islice(_stream(source), number))
     if len(rows) < number:
         raise ConfigError(
-            f"{source} has {len(rows)} prompts: {option} must not exceed that, got {number}; "
+            f"{source} has {len(rows)} prompts: --texts must not exceed that, got {number}; "
             "or give a file of your own with --prompts"
         )
     return rows

@@ -10,9 +10,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark_lab.attacks.rewriting.dipper import Dipper, chunks, prompt
 from dewmark_lab.seq2seq import Seq2Seq, load_seq2seq
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 TEXT = "The river is old.  The bridge is new.\nThe sea is over the hill. The sun was out. It was night"
 
@@ -109,7 +109,7 @@ class TestSeq2Seq:
         assert made[0] == made[2] != made[1]
 
     def test_other_kinds_of_models_are_rejected(self, tmp_path: Path):
-        from dewmark.hosts.fake import FakeHost
+        from dewmark_lab.testing.fake_host import FakeHost
 
         FakeHost().model.save_pretrained(tmp_path)
         tiny_tokenizer().save_pretrained(tmp_path)

@@ -10,8 +10,8 @@ from tests.attacks.test_counting import VOCAB, boosts_of
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import CountsForger, RewritingForger
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @pytest.fixture(scope="module")

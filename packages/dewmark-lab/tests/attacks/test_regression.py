@@ -10,7 +10,6 @@ from tests.fakes import COMPOSED
 import dewmark
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.attacks.stealing.forging import DewForger
 from dewmark_lab.attacks.stealing.regression import (
     Baseline,
@@ -24,6 +23,7 @@ from dewmark_lab.attacks.stealing.regression import (
     posterior_mean,
     residual_moments,
 )
+from dewmark_lab.testing.fake_host import FakeHost
 
 D_T, D_C, BETA = 24, 20, 0.3
 
@@ -156,7 +156,7 @@ def load_tokens(key, host):
 
 @pytest.mark.parametrize(
     ("scheme", "settings"),
-    [("dew-paper", {**COMPOSED, "lambda": 4.0}), ("dew", {"alpha": 1.0})],
+    [("dew-paper", {**COMPOSED, "lambda": 4.0}), ("dew", {"alpha": 0.7})],
     ids=["tokens", "words"],
 )
 def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
@@ -180,7 +180,7 @@ def test_dew_is_forged_from_its_texts(host, bag_encoder, scheme, settings):
 
 
 def test_host_expectation_of_words_teaches_the_mark(host, bag_encoder):
-    victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={"alpha": 1.0}))
+    victim = as_dew(dewmark.load_scheme(dewmark.Key(bytes(32)), host=host.info, settings={"alpha": 0.7}))
     marked, base = texts_of(host, victim, 40, seed=0), texts_of(host, None, 40, seed=1000)
     fresh = texts_of(host, None, 20, seed=2000)
     baseline = Baseline.of(pairs_of(victim.reader, base))

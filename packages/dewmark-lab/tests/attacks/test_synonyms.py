@@ -11,8 +11,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, ModelError
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark_lab.attacks.rewriting.synonyms import MaskedLM, Synonym, WordNet, find_masked_lm
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 TEXT = (
     '  "The old House," is over the RIVER;\n\nthe walk was new (old city) and the people of the home walked.'

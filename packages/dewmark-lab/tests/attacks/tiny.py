@@ -20,9 +20,9 @@ from transformers import (
 from dewmark.decoding import Decoding
 from dewmark.errors import ModelError
 from dewmark.hosts.base import Host
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.scheme import BoundScheme
 from dewmark_lab.attacks.translation import machine_translation
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 LEMMAS = {
     "noun": ["city", "dwelling", "firm", "foot", "home", "house", "metropolis", "river", "walk"],

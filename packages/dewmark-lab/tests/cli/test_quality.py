@@ -26,7 +26,7 @@ def quality(run, tiny, tmp_path):
 @pytest.fixture
 def batches(monkeypatch):
     """The batches that hosts write: how many rows, and whether they are marked. Set `limit` to stop there."""
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     class Batches(list):
         limit = 1000

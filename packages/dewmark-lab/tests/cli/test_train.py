@@ -10,8 +10,8 @@ import dewmark.hosts
 import dewmark.watermark  # before the hosts are patched, as it takes their functions on import
 from dewmark.cli.app import main
 from dewmark.decoding import Decoding
-from dewmark.testing.trial import tiny_host
 from dewmark_lab.artifacts import load_artifact
+from dewmark_lab.testing.trial import tiny_host
 
 
 @pytest.fixture(scope="module")

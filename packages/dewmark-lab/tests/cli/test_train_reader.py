@@ -9,7 +9,7 @@ import pytest
 import dewmark
 import dewmark.hosts
 from dewmark.cli.app import main
-from dewmark.testing.trial import tiny_host
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training.word_reader import reader_requests, request_forms
 
 TEXT = "The old bridge over the river was closed in spring, and nobody in the village knew how long. " * 3

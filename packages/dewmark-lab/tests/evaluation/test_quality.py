@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from dewmark.hosts.fake import FakeHost
 from dewmark_lab.evaluation.quality import (
     content_words,
     quality,
@@ -15,6 +14,7 @@ from dewmark_lab.evaluation.quality import (
     wording_differences,
     words_kept,
 )
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 def test_perplexity_is_that_of_the_completion_alone():

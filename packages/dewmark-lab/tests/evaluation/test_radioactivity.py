@@ -63,6 +63,6 @@ def test_what_cannot_be_tested_is_rejected() -> None:
 
 
 def _host() -> object:
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     return FakeHost()

@@ -6,10 +6,10 @@ import pytest
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
-from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
 from dewmark_lab.evaluation import runtime
 from dewmark_lab.evaluation.runtime import DETECT, GENERATE, NO_MARK, time_round, warm_up
+from dewmark_lab.testing.fake_host import FakeHost
 
 DECODING = Decoding(max_new_tokens=8, min_new_tokens=8)
 

@@ -12,7 +12,7 @@ NO_REPORT = ("--stages", "generate,attack,score,quality,evaluate")  # drawing fi
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dewmark.hosts.fake import tiny_model
+    from dewmark_lab.testing.fake_host import tiny_model
 
     folder = tmp_path_factory.mktemp("tiny") / "host"
     model, tokenizer = tiny_model()
@@ -24,7 +24,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with a chat template."""
-    from dewmark.hosts.fake import tiny_model
+    from dewmark_lab.testing.fake_host import tiny_model
 
     folder = tmp_path_factory.mktemp("tiny-chat") / "host"
     model, tokenizer = tiny_model()

@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers.processors import TemplateProcessing
     from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, XLMRobertaConfig, XLMRobertaModel
 
-    from dewmark.hosts.fake import tiny_model, tiny_tokenizer
+    from dewmark_lab.testing.fake_host import tiny_model, tiny_tokenizer
 
     home = tmp_path_factory.mktemp("hub")
     for name in ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"):

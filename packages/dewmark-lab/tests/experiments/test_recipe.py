@@ -134,9 +134,9 @@ def test_a_recipe_file_of_the_user(tmp_path):
 
 
 def test_the_examples_are_schemes_and_attacks_from_files() -> None:
-    from dewmark.hosts.fake import FakeHost
     from dewmark.opening import load_scheme
     from dewmark_lab.experiments.recipe import load_recipe
+    from dewmark_lab.testing.fake_host import FakeHost
 
     folder = Path(__file__).parents[4] / "examples"
     own = f"{folder}/own_scheme.py:Halves"

@@ -18,11 +18,11 @@ from dewmark.decoding import CHAT_DECODING, Decoding
 from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.hosts import chat_format, load_host
 from dewmark.hosts.base import check_conversation
-from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.description import chat_format_of
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark_desk.generation import transcript
 from dewmark_lab.chat.settings import CachedChat, ChatSettings, LocalChat
+from dewmark_lab.testing.fake_host import FakeHost
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}the"
 
@@ -193,7 +193,7 @@ class TestLocalChat:
 
 
 def _tokenizer():
-    from dewmark.hosts.fake import tiny_tokenizer
+    from dewmark_lab.testing.fake_host import tiny_tokenizer
 
     return tiny_tokenizer()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
+from tests.schemes.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError

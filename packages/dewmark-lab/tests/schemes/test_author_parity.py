@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, bind
 from tests.schemes.test_atw import PLAIN, SEMANTICS, ToyModel, key
+from tests.schemes.toy_host import HOST, VOCAB, bind
 
 from dewmark.capabilities import evidence_of
 from dewmark.decoding import Decoding
 from dewmark.sampling import warp
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test
 from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes import pair_hash
 from dewmark_lab.schemes.green.entropy import EWD
 from dewmark_lab.schemes.green.morphmark import MorphMark
+from dewmark_lab.schemes.independent_sums import gamma_test
 from dewmark_lab.schemes.keyed_sampling.exp import keyed_race
 from dewmark_lab.schemes.learned.atw import ATW, BoundATW
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS

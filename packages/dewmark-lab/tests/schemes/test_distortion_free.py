@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.engine_marks.toy_host import random_words, raw_logits
+from tests.schemes.toy_host import random_words, raw_logits
 
 from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
-from dewmark.engine_marks.engine_scheme import support
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
+from dewmark_lab.schemes.engines.engine_scheme import support
 from dewmark_lab.schemes.pair_hash import torch_uniforms
 from dewmark_lab.schemes.reweight.dipmark import SLOTS, dip_factors, slot_masses, slots_of
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB = 72
 KEYS, CONTEXTS = 8, 300

@@ -10,9 +10,9 @@ import transformers
 from tests.hosts.test_architectures import CONFIGS
 
 from dewmark.decoding import Decoding
-from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import CachedForward, pad_left
 from dewmark_lab.schemes.sentence.drafting import CachedRows, DraftJudge
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROMPTS = [" the old bridge", " water", " people of the city were there when"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.engine_marks.toy_host import VOCAB, bind, random_words, raw_logits
+from tests.schemes.toy_host import VOCAB, bind, random_words, raw_logits
 
 from dewmark.decoding import Decoding
 from dewmark.sampling import RandomStreams, race

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
+from tests.schemes.toy_host import HOST, KNOWN, SPECIAL, VOCAB, ToyModel, bind, key, numbers, raw_logits
 
 from dewmark.capabilities import evidence_of
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.green.entropy import BoundEWD
@@ -22,6 +21,7 @@ from dewmark_lab.schemes.green.green_list import GreenBound
 from dewmark_lab.schemes.green.morphmark import BoundMorphMark
 from dewmark_lab.schemes.green.mpac import MPAC, largest_count_pmf
 from dewmark_lab.schemes.host_reading import entropy
+from dewmark_lab.testing.fake_host import FakeHost
 
 HASHINGS = ("left", "self")
 MARKERS = [

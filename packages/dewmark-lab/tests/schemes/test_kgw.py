@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from tests.engine_marks.toy_host import HOST, KNOWN, bind, numbers
+from tests.schemes.toy_host import HOST, KNOWN, bind, numbers
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
 from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
-from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers.description import info_from_model
 from dewmark.workspace import Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import KGW, BoundKGW
+from dewmark_lab.testing.fake_host import tiny_model
 
 HASHINGS = ("left", "self")
 THEIR_VOCAB, RATIO = 512, 0.25  # in the comparison with transformers

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import VOCAB
+from tests.schemes.toy_host import VOCAB
 
 from dewmark_lab.schemes.pair_hash import (
     PairHash,

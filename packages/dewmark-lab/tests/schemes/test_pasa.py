@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, ToyModel, key, numbers
+from tests.schemes.toy_host import HOST, VOCAB, ToyModel, key, numbers
 
 from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError, VocabularyError
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.scan import Units, restrict
-from dewmark.testing.checks import expect_valid
 from dewmark.workspace import HostInfo, Workspace
 from dewmark_lab.schemes.host_reading import weighted_bernoulli_pmf
 from dewmark_lab.schemes.keyed_sampling.pasa import (
@@ -27,6 +26,7 @@ from dewmark_lab.schemes.keyed_sampling.pasa import (
     masses_of,
     token_clusters,
 )
+from dewmark_lab.testing.checks import expect_valid
 
 KEYS = 80
 RNG = np.random.default_rng(5)

@@ -15,10 +15,10 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError
-from dewmark.testing.trial import tiny_host
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.sentence.pmark import PMark, PMarkBound
+from dewmark_lab.testing.trial import tiny_host
 
 TEXT = " The river was high. A boat came down it. Nobody saw who was in it! The old bridge held. It rained."
 WORDS = TEXT.replace(".", "").replace("!", "").split()

@@ -17,12 +17,12 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.testing.trial import tiny_host
 from dewmark.types import Looks, Verdict
 from dewmark.verdict import decide
 from dewmark.workspace import Workspace
 from dewmark_lab.artifacts import save_artifact
 from dewmark_lab.schemes.sentence.semstamp import KSemStamp, SemStamp
+from dewmark_lab.testing.trial import tiny_host
 
 SCHEMES = [SemStamp, KSemStamp]
 TEXT = (

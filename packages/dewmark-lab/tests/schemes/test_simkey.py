@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
-from tests.engine_marks.toy_host import VOCAB, bind, numbers
+from tests.schemes.toy_host import VOCAB, bind, numbers
 
 from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text
 from dewmark.errors import UnknownNameError
-from dewmark.testing.checks import expect_valid
+from dewmark_lab.testing.checks import expect_valid
 
 KEYS = 80
 TEXTS = {

@@ -16,12 +16,12 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.keyed_signs import LAYERS
 from dewmark_lab.schemes.learned.sir import GrowingWords, Transform, _weights, chunks_before, context_of
+from dewmark_lab.testing.fake_host import FakeHost
+from dewmark_lab.testing.trial import tiny_host
 
 REAL_PROMPTS = [
     "The old bridge over the river",

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import random_words, raw_logits
+from tests.schemes.toy_host import random_words, raw_logits
 from transformers import SynthIDTextWatermarkingConfig
 from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
 from dewmark.detect import score_text
-from dewmark.engine_marks.transformers_synthid import tournament
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
+from dewmark_lab.schemes.engines.transformers_synthid import tournament
 from dewmark_lab.schemes.keyed_sampling.synthid import BoundSynthID, SynthID
+from dewmark_lab.testing.fake_host import FakeHost
 
 DEPTH = 30
 PROMPT = " the old bridge over the river"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine_marks.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
+from tests.schemes.toy_host import HOST, KNOWN, VOCAB, bind, key, numbers
 
 from dewmark.capabilities import evidence_of
 from dewmark.detect import score_text, score_texts

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engine_marks.toy_host import HOST, VOCAB, key, numbers
+from tests.schemes.toy_host import HOST, VOCAB, key, numbers
 
 from dewmark.detect import score_text
 from dewmark.errors import ArtifactError, ConfigError
-from dewmark.hosts.fake import FakeHost
-from dewmark.stats.independent_sums import convolved
 from dewmark.workspace import Workspace
 from dewmark_lab.artifacts import load_artifact, save_artifact
+from dewmark_lab.schemes.independent_sums import convolved
 from dewmark_lab.schemes.learned.ts import ARRAYS, TS, BoundTS, TokenParameters, inputs_of, token_parameters
+from dewmark_lab.testing.fake_host import FakeHost
 
 GAMMA = np.linspace(0.1, 0.9, VOCAB + 1)
 DELTA = np.linspace(1.0, 3.0, VOCAB + 1)

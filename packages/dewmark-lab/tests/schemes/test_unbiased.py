@@ -13,9 +13,9 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text, score_texts
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.reweight.unbiased import Unbiased, ratio_z
+from dewmark_lab.testing.fake_host import FakeHost, tiny_model
 
 PROMPT = " the old bridge over the river"
 VOCAB = 100

@@ -15,12 +15,12 @@ from dewmark.core.whitening import normalize_rows
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text, score_texts
 from dewmark.errors import ArtifactError, ConfigError, UnknownNameError
-from dewmark.hosts.fake import FakeHost
 from dewmark.scheme import State
-from dewmark.testing.checks import expect_valid
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.retrieval.waterpool import WaterPool
+from dewmark_lab.testing.checks import expect_valid
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = Key(bytes(range(32)))
 PROMPTS = [" the old bridge", " rain over the sea", " one day in town", " a story of ships"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.fakes import BagEncoder
 
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training.job import TrainingJob
 from dewmark_lab.training.texts import FileTexts
 

@@ -15,10 +15,10 @@ from dewmark.core.keys import Key
 from dewmark.detect import score_text
 from dewmark.errors import InputError
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import tiny_host
 from dewmark.watermark import Watermark
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.learned.atw import SemanticMap
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import atw
 from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.texts import FileTexts

@@ -14,9 +14,9 @@ from tests.training.conftest import tiny_job
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.sentence.sentence_space import adapt, encode
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import TRAINERS
 from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.semstamp import cosine_k_means, file_pairs, synthetic_pairs

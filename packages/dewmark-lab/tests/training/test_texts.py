@@ -9,8 +9,8 @@ import pytest
 
 from dewmark.errors import InputError
 from dewmark.prompts import openings
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import silent
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import texts
 from dewmark_lab.training.texts import FileTexts, HostTexts, sentence_starts
 

@@ -12,8 +12,8 @@ import torch
 from dewmark.core.keys import Key
 from dewmark.errors import InputError
 from dewmark.registry import SCHEMES
-from dewmark.testing.trial import tiny_host
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import ts
 from dewmark_lab.training.job import TrainingJob, train_artifact
 from dewmark_lab.training.texts import FileTexts

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from dewmark.hosts.fake import FakeHost
+from dewmark_lab.testing.fake_host import FakeHost
 from dewmark_rewrite.fluency import CausalReading
 from dewmark_rewrite.thesaurus import Candidate
 

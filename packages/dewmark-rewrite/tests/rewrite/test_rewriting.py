@@ -15,8 +15,8 @@ from tests.fakes import BagEncoder
 from dewmark import ConfigError, Detector, Key, Watermark
 from dewmark.detect import score_text
 from dewmark.errors import InputError, ModelError, UnknownNameError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import Registry
+from dewmark_lab.testing.fake_host import FakeHost
 from dewmark_rewrite import Options, RewritableDocument, Rewriter, rewrite
 from dewmark_rewrite.fluency import Loss
 from dewmark_rewrite.paraphrase import ChatEndpoint, drafts, local_writer

@@ -20,7 +20,7 @@ from typing import Any
 from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 from dewmark.extras import import_part
 
-__all__ = ["ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
+__all__ = ["AUDITS", "ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
 
 
 def unknown_name(
@@ -129,12 +129,6 @@ SCHEMES = Registry(
     {
         "dew": "dewmark.dew.scheme:DEW",
         "dew-paper": "dewmark.dew.paper.scheme:DewPaper",
-        "sglang-gumbel": "dewmark.engine_marks.gumbel:SGLangGumbel",
-        "transformers-kgw": "dewmark.engine_marks.transformers_kgw:TransformersKGW",
-        "transformers-synthid": "dewmark.engine_marks.transformers_synthid:TransformersSynthID",
-        "vllm-dual-key-gumbel": "dewmark.engine_marks.gumbel:VLLMDualKeyGumbel",
-        "vllm-gumbel": "dewmark.engine_marks.gumbel:VLLMGumbel",
-        "vllm-sbw": "dewmark.engine_marks.vllm_sbw:VLLMSBW",
     },
     group="dewmark.schemes",
     companion="dewmark-lab",
@@ -167,3 +161,7 @@ HOSTS = Registry(
 # Called with the name and ``device``; gives a `dewmark.translation.Translator`. ``fr-en`` brings French texts
 # into English, and ``chat`` is called with a pair and a ``host`` that translates it.
 TRANSLATORS = Registry("translator", {}, group="dewmark.translators", companion="dewmark-lab")
+
+# ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, and ``trust`` lets a detector
+# judge the languages of an audit.
+AUDITS = Registry("audit", {}, group="dewmark.audits", companion="dewmark-audit")

@@ -25,7 +25,7 @@ def export_kgw(folder: Path) -> Path:
     """A detector of the KGW scheme on a fake host's tokenizer."""
     pytest.importorskip("dewmark_lab", reason="KGW is in dewmark-lab")
     import dewmark
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     bound = dewmark.load_scheme(dewmark.Key(bytes(range(32))), host=FakeHost().info, scheme="kgw")
     dewmark.Detector(bound).save(folder)

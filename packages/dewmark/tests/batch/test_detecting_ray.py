@@ -20,7 +20,7 @@ from tests.batch.many import DyingWorker, export_kgw, read, texts, write_jsonl, 
 
 from dewmark.batch import detect_file, detecting
 from dewmark.core.keys import Key
-from dewmark.hosts.fake import tiny_model
+from dewmark_lab.testing.fake_host import tiny_model
 
 pytestmark = pytest.mark.ray
 

@@ -11,8 +11,8 @@ from dewmark.batch import TextWriter, generate_file
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import ChatFormat
-from dewmark.hosts.fake import FakeHost
 from dewmark.watermark import DEFAULT_DECODING
+from dewmark_lab.testing.fake_host import FakeHost
 
 DECODING = Decoding(max_new_tokens=12)
 

@@ -18,7 +18,7 @@ from dewmark.watermark import Watermark
 
 pytest.importorskip("transformers")
 
-from dewmark.hosts.fake import FakeHost
+from dewmark_lab.testing.fake_host import FakeHost
 
 KINDS = {
     "dew": Key(bytes(range(32))),

@@ -26,7 +26,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
     """Every host name stands for one tiny model."""
     import dewmark.hosts
     import dewmark.watermark
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     host = FakeHost()
     for module in (dewmark.hosts, dewmark.watermark):
@@ -38,7 +38,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, bag_encoder: BagEncoder):
 @functools.cache
 def partly_marked() -> str:
     """100 unmarked words, 120 marked ones and 100 unmarked again."""
-    from dewmark.hosts.fake import FakeHost
+    from dewmark_lab.testing.fake_host import FakeHost
 
     tiny = FakeHost()
     scheme = dewmark.load_scheme(Key(SECRET), host=tiny.info, settings={"strength": 6.0})

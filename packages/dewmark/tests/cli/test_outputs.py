@@ -75,14 +75,6 @@ def test_a_page_on_stdout_leaves_the_verdict_to_stderr(detect, host, tmp_path, m
     assert plain.out in piped.err
 
 
-def test_an_audit_on_stdout_is_the_whole_of_it(run, host, key_file, tmp_path):
-    text, out = tmp_path / "a.jsonl", tmp_path / "audit.json"
-    text.write_text('{"text": "the old bridge over the river"}\n')
-    arguments = ("audit", "--key", key_file, "--host", "x", "--scheme", "dew", "--negatives", text, "-q")
-    assert run(*arguments, "--out", out).code == 0
-    assert run(*arguments, "--out", "-").out == out.read_text()
-
-
 def test_only_one_document_goes_to_stdout(run, monkeypatch):
     pytest.importorskip("dewmark_desk")
     both = ("--signer", "x", "--out", "-", "--html", "-")

@@ -14,7 +14,7 @@ from dewmark.core.keys import Key
 
 pytest.importorskip("torch", reason="a model writes the text")
 
-KEYED = ("--set", "alpha=1.0")
+KEYED = ("--set", "alpha=0.7")
 
 
 WRITTEN: list[str] = []  # once for all tests

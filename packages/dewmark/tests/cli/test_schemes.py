@@ -9,8 +9,6 @@ import pytest
 
 from dewmark.registry import SCHEMES
 
-pytest.importorskip("torch", reason="the marks of engines need it")
-
 
 def rows(run, *arguments: str) -> list[dict]:
     done = run("schemes", *arguments, "--json")

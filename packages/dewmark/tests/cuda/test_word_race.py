@@ -28,11 +28,11 @@ from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import KeyTensors, WordStates, WordTables, key_tensors
 from dewmark.encoders.lexicon import load_lexicon
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import draw
 from dewmark.sampling import RandomStreams, race
 from dewmark.text.trie import build_trie
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_kernels = pytest.mark.skipif(

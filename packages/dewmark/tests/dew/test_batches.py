@@ -14,8 +14,8 @@ from dewmark.dew.reading import distinct_windows
 from dewmark.encoders.contexts import ComposedContexts
 from dewmark.encoders.lexicon import sums_of
 from dewmark.encoders.token_tables import rows_of
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = dewmark.Key(bytes(range(32)))
 CONFIGURATIONS = {"words": ("dew", {}), "tokens": ("dew-paper", COMPOSED), "window": ("dew-paper", {})}

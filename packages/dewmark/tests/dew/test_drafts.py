@@ -17,9 +17,9 @@ from dewmark.dew.drafts import DraftScores, Drawn, race_moments
 from dewmark.dew.noise import form_noise
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import KeyTensors, WordStates
-from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams, draft_seed
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 KEYS, DRAFTS, LENGTH = 800, 2, 3

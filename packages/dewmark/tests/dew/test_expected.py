@@ -17,9 +17,9 @@ from dewmark.dew import reading as words
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError
 from dewmark.hosts.expectations import open_reader
-from dewmark.hosts.fake import FakeHost
 from dewmark.opening import load_scheme
 from dewmark.workspace import ExpectedWords, Workspace, no_host
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = Key(bytes(range(32)))
 TEXT = " ".join(

@@ -15,10 +15,10 @@ from dewmark.detect import detect_texts, score_text, score_texts
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.scheme import DEW
 from dewmark.hosts.expectations import open_reader
-from dewmark.hosts.fake import FakeHost
 from dewmark.opening import Keys, load_scheme
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEYS = [Key(bytes([i] * 32)) for i in range(6)]
 TEXT = " the river and the old bridge over the water was light and the night was old and the sea was new"

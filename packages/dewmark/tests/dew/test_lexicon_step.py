@@ -11,9 +11,9 @@ from dewmark.decoding import Decoding
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import WordStates, WordTables
 from dewmark.encoders.lexicon import load_lexicon
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.trie import build_trie
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROMPT = "the old bridge over the river"
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from dewmark.dew.race import WordRace
 from dewmark.dew.reference import INDEPENDENT, TAIL, TAIL_BETA, USED_BETA
 from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import Aligned, KeyTensors, WordStates
-from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import RandomStreams
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 CPU = torch.device("cpu")
 KEYS = 2500
@@ -228,6 +228,7 @@ def test_roots_of_a_singular_matrix_stay_bounded() -> None:
     [
         (0.1, 0.0, [(0.1, 0.0), (0.1, 0.0), (0.0, 0.0), (0.0, 0.0)]),
         (0.65, 0.3, [(0.65, 0.3), (TAIL, TAIL_BETA), (0.0, USED_BETA), (0.0, 0.0)]),
+        (0.2, 0.1, [(0.2, 0.1), (0.2, 0.1), (0.0, 0.3), (0.0, 0.0)]),
     ],
 )
 def test_no_candidate_has_more_keyed_noise_than_asked_for(alpha, beta, shares) -> None:

@@ -23,12 +23,12 @@ from dewmark.dew.paper.scheme import DewPaper
 from dewmark.dew.ring import CONFIDENCE, EpochMatrices, KeyMatrices, posterior, random_member
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, KeyFileError
-from dewmark.hosts.fake import FakeHost
 from dewmark.types import Detection, Verdict
-from dewmark.verdict import ORIGIN_SHARE
+from dewmark.verdict import LEAST_P, ORIGIN_SHARE
 from dewmark.workspace import Workspace, no_host
+from dewmark_lab.testing.fake_host import FakeHost
 
-SETTINGS = {"alpha": 1.0}
+SETTINGS = {"alpha": 0.7}
 LONG = Decoding(max_new_tokens=150, min_new_tokens=150)
 PROMPT = "the old bridge over the river"
 
@@ -38,8 +38,8 @@ def host() -> FakeHost:
     return FakeHost(400)
 
 
-def bind(key: Key, host: FakeHost, tmp_path):
-    return DEW().with_settings(SETTINGS).bind(key, host.info, Workspace(cache=tmp_path))
+def bind(key: Key, host: FakeHost, tmp_path, **settings: float):
+    return DEW().with_settings(SETTINGS | settings).bind(key, host.info, Workspace(cache=tmp_path))
 
 
 def write(host: FakeHost, bound, seeds: list[int]) -> list[str]:
@@ -182,13 +182,15 @@ def test_exported_detectors_read_the_same(host, bag_encoder, tmp_path) -> None:
 
 
 def test_passages_pay_for_all_members(host, bag_encoder, tmp_path) -> None:
-    bound = bind(Key(bytes(range(32)), members=64), host, tmp_path)
+    bound = bind(Key(bytes(range(32)), members=64), host, tmp_path, alpha=0.15, beta=0.1)
     (text,) = write(host, bound.for_member(member=40), [1])
     (found,) = detect_texts([text], bound)
     assert found.verdict is Verdict.MARKED
     assert found.detection.member == 40
     assert found.passages
-    assert all(passage.p_value >= min(64 * passage.p_alone, 1.0) for passage in found.passages)
+    for passage in found.passages:
+        assert passage.p_value >= min(2 * 64 * passage.p_alone, 1.0)  # two views under each member
+        assert passage.p_alone > LEAST_P
 
 
 def test_the_paper_s_scheme_takes_plain_keys_only(host, bag_encoder, tmp_path) -> None:
@@ -269,8 +271,9 @@ def test_a_public_detector_finds_the_mark_and_attributes_nothing(host, bag_encod
         assert (found.member, found.forgery, found.z_form) == (1, None, None)
         assert found.coverage is not None
         assert found.z == found.z_meaning == pytest.approx(each.z_meaning, abs=1e-6)
-    with pytest.raises(ConfigError, match="does not follow streams"):
-        public.follow()
+    stream = public.follow()
+    stream.update(texts[0])
+    assert stream.finish() <= 0.01
 
 
 def test_a_false_alarm_has_no_name() -> None:

@@ -31,11 +31,11 @@ from dewmark.dew.scheme import DEW
 from dewmark.dew.word_step import key_tensors
 from dewmark.encoders.contexts import register_texts
 from dewmark.encoders.lexicon import Lexicon, load_lexicon
-from dewmark.hosts.fake import FakeHost
 from dewmark.sampling import CandidateRace, RandomStreams, warp
 from dewmark.stats.two_sums import larger_of
 from dewmark.text.words import form_of
 from dewmark.workspace import NO_READER, Workspace, no_host
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = Key(bytes(range(32)))
 KEYS = [KEY, *(Key(i.to_bytes(32, "big")) for i in range(1, 6))]

@@ -11,23 +11,25 @@ from scipy import stats
 
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
+from dewmark.dew.form import FormKey
 from dewmark.dew.ring import EpochMatrices, KeyMatrices
 from dewmark.dew.scheme import DEW
 from dewmark.dew.sequential import STRENGTHS, SequentialDetector
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 D, KEYS, WORDS = 12, 4000, 80
+
+
+class Nothing:
+    def tokenize(self, texts: list[str]) -> list[None]:
+        return [None] * len(texts)
 
 
 def watched(rng: np.random.Generator) -> SequentialDetector:
     """A detector with many independent keys as its uses, after a text of similar and repeated words."""
     W = rng.standard_normal((KEYS, D, D)).astype(np.float32)
-
-    class Nothing:
-        def tokenize(self, texts: list[str]) -> list[None]:
-            return [None] * len(texts)
 
     detector = SequentialDetector(Nothing(), KeyMatrices([EpochMatrices(None, KEYS, 0, W)]), limit=2.5)  # type: ignore[arg-type]
     forms = rng.standard_normal((25, D)) + rng.standard_normal(D)
@@ -35,6 +37,25 @@ def watched(rng: np.random.Generator) -> SequentialDetector:
     for word in rng.integers(0, 25, size=WORDS):
         detector.score(forms[word], forms[(word * 7 + rng.integers(2)) % 25])
     return detector
+
+
+def test_words_and_their_meaning_together_keep_the_level() -> None:
+    """Over 3 × 600 keys E of both sums ever reaches 20 for at most 5% of them."""
+    crossed, keys = 0, 600
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        W = rng.standard_normal((keys, D, D)).astype(np.float32)
+        forms = tuple(FormKey(int(i), int(j)) for i, j in rng.integers(1 << 62, size=(keys, 2)))
+        uses = KeyMatrices([EpochMatrices(None, keys, 0, W, forms)])
+        detector = SequentialDetector(Nothing(), uses, limit=2.5)  # type: ignore[arg-type]
+        rows = rng.standard_normal((25, D)).astype(np.float32)
+        largest = np.zeros(keys)
+        for i, word in enumerate(rng.integers(0, 25, size=40)):
+            detector.score(rows[word], rows[(word * 7 + rng.integers(2)) % 25])
+            detector.hear(1000 * seed + i)
+            largest = np.maximum(largest, np.exp(detector._logs).mean(axis=0))
+        crossed += int((largest >= 20.0).sum())
+    assert 0 < crossed <= 0.05 * 3 * keys
 
 
 def test_innovations_are_independent_standard_normals_over_keys() -> None:
@@ -70,8 +91,8 @@ def test_the_process_is_the_average_over_all_uses() -> None:
 
 def test_a_marked_stream_is_found_and_its_member_named(bag_encoder, tmp_path) -> None:
     host = FakeHost(400)
-    bound = DEW(alpha=1.0).bind(Key(bytes(range(32)), members=4), host.info, Workspace(cache=tmp_path))
-    other = DEW(alpha=1.0).bind(Key(bytes(32), members=4), host.info, Workspace(cache=tmp_path))
+    bound = DEW(alpha=0.7).bind(Key(bytes(range(32)), members=4), host.info, Workspace(cache=tmp_path))
+    other = DEW(alpha=0.7).bind(Key(bytes(32), members=4), host.info, Workspace(cache=tmp_path))
     made = host.generate(
         ["the old river"],
         scheme=bound.for_member(member=2),
@@ -102,7 +123,7 @@ def test_a_stream_that_the_key_test_does_not_confirm_is_not_marked(
 ) -> None:
     """A strong process alone is not enough: the larger of the two p-values counts."""
     host = FakeHost(400)
-    bound = DEW(alpha=1.0).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
+    bound = DEW(alpha=0.7).bind(Key(bytes(range(32))), host.info, Workspace(cache=tmp_path))
     decoding = Decoding(max_new_tokens=120, min_new_tokens=120)
     (made,) = host.generate(["the old river"], scheme=bound, seeds=[3], decoding=decoding)
     find = KeyMatrices.find

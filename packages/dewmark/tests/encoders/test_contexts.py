@@ -6,9 +6,9 @@ from tests.fakes import BagEncoder
 
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.contexts import ComposedContexts, WindowContexts, load_context_whitening, token_vectors
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @pytest.fixture(scope="module")

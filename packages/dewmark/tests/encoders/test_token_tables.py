@@ -8,8 +8,8 @@ import pytest
 from dewmark.core.whitening import Whitening, normalize_rows
 from dewmark.encoders.token_tables import build_token_table, markable_ids, token_table
 from dewmark.errors import NumericalError, VocabularyError
-from dewmark.hosts.fake import FakeHost
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import Session
 from dewmark.scheme import BoundScheme, Needs, Scheme
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @dataclass(frozen=True)

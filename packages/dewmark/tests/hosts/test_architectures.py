@@ -10,8 +10,8 @@ import transformers
 from dewmark.decoding import Decoding
 from dewmark.errors import InputError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.model import TransformersHost
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 SMALL = {"vocab_size": 96, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

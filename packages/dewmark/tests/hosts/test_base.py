@@ -12,7 +12,7 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, ModelError, VocabularyError
 from dewmark.hosts.base import Host, stream_text
-from dewmark.hosts.fake import FakeHost
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROMPTS = ["the old bridge", "rain", "", "a house by the sea and the river"]
 SEEDS = [5, 6, 7, 8]

@@ -13,9 +13,9 @@ from dewmark.decoding import Decoding
 from dewmark.dew.drafts import STRETCH as DRAFT_STRETCH
 from dewmark.dew.scheme import DEW
 from dewmark.errors import ConfigError, InputError, ModelError, NumericalError
-from dewmark.hosts.fake import FakeHost
 from dewmark.hosts.transformers.decoding_loop import NGrams, block_repeats
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROMPTS = ["the old bridge over the river", "the sea", "", "one old ship was on the water when wind and rain"]
 SEEDS = [5, 6, 7, 8]

@@ -9,10 +9,10 @@ import pytest
 
 from dewmark.errors import ConfigError, ModelError
 from dewmark.hosts.expectations import HostExpectations, WordStarts, open_reader, places_of
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.spelling import Spelling
 from dewmark.text.words import words
 from dewmark.workspace import ExpectedWords
+from dewmark_lab.testing.fake_host import FakeHost
 
 TEXT = ' the old bridge over the river,\nwater "light" (night) and day'
 PROMPT = "there was"

@@ -11,7 +11,7 @@ from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.errors import ConfigError, NumericalError, VocabularyError
 from dewmark.hosts.engines.llamacpp import LlamaCppProcessor
-from dewmark.hosts.fake import FakeHost
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = dewmark.Key(bytes(range(32)))
 PROMPT = "the old bridge over the river"

@@ -13,9 +13,9 @@ from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.engines.markers import Markers, mark_rows
 from dewmark.hosts.engines.vllm_config import CONFIG, EngineConfig, MarkRequest, config_from_environment
-from dewmark.hosts.fake import FakeHost
 from dewmark.policy import Policy
 from dewmark.registry import SCHEMES
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB = 400
 SPARED = ["Here:\n```\nx = the old", '{"bridge": "over', "Use `the"]

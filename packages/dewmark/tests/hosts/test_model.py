@@ -8,12 +8,12 @@ import torch
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, InputError, ModelError, NumericalError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.hosts.transformers import likelihood
 from dewmark.hosts.transformers import model as loading
 from dewmark.hosts.transformers.model import TransformersHost
 from dewmark.models.packaged import PACKAGED
 from dewmark.registry import HOSTS
+from dewmark_lab.testing.fake_host import FakeHost, tiny_model
 
 
 @pytest.fixture

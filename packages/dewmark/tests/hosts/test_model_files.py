@@ -17,10 +17,10 @@ from dewmark import storage
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, ModelError, UnknownNameError
 from dewmark.hosts import host_info, load_host
-from dewmark.hosts.fake import tiny_model
 from dewmark.hosts.transformers import model_files as sources
 from dewmark.hosts.transformers.description import info_from_model
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark_lab.testing.fake_host import tiny_model
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import transformers
 
 from dewmark.decoding import Decoding
 from dewmark.hosts import load_host
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers import model_files
 from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.hosts.transformers.plain_llama import PlainLlama
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 SMALL = {
     "vocab_size": 96,

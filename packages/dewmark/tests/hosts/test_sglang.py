@@ -24,9 +24,9 @@ from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB = 300
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from dewmark.errors import ArtifactError, InputError, ModelError
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.tokenizer import HFTokenizer
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 TEXT = "the naïve old ship — 你好, 1984 <eos> and 🙂 <bos>the sea\n"
 

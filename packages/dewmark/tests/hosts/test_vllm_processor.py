@@ -14,10 +14,10 @@ from tests.hosts.vllm_stub import BatchUpdate, MoveDirectionality, SamplingParam
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.hosts.fake import FakeHost
 from dewmark.mark import Row
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB = 300
 CPU = torch.device("cpu")

@@ -21,9 +21,9 @@ from dewmark.capabilities import for_member
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
-from dewmark.hosts.fake import FakeHost
 from dewmark.registry import SCHEMES
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 VOCAB, SLOTS, ROOM, LENGTH = 300, 6, 64, 14
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 import dewmark
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError, VocabularyError
-from dewmark.hosts.fake import FakeHost, tiny_model
 from dewmark.hosts.transformers.watermarking_config import WatermarkingConfig
 from dewmark.scheme import Needs
+from dewmark_lab.testing.fake_host import FakeHost, tiny_model
 
 IDS = torch.tensor([[4, 60], [60, 4]])
 MASK = torch.ones_like(IDS)

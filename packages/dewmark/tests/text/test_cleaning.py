@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.cleaning import clean, tokenize_cleaned
 from dewmark.text.words import words
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROSE = "The old bridge over the river was important to the town, and nobody had repaired it since 1923."
 LOOKALIKES = str.maketrans("aceijopsxyABCEHKMOPTX", "асеіјорѕхуАВСЕНКМОРТХ")

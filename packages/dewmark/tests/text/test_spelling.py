@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.spelling import Spelling
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 @pytest.mark.parametrize("kind", ["words", "bytes"])

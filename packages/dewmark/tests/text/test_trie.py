@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dewmark.hosts.fake import FakeHost
 from dewmark.storage import save_bundle
 from dewmark.text.spelling import Spelling
 from dewmark.text.trie import CLOSED, CUT, ENDED, UNKNOWN, Trie, build_trie, load_trie
 from dewmark.text.words import SPELLINGS, borrowed_rows, spelling, words
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 FORMS = ("a", "ab", "a'b", "abé", "bridge", "don't", "don", "the", "of", "u.s", "l'eau")
 ROW = {form: row for row, form in enumerate(FORMS, start=1)}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import ABSENT, window_texts, windows_of
+from dewmark_lab.testing.fake_host import FakeHost
 
 
 def test_windows_leave_out_special_and_unknown_ids() -> None:

@@ -90,10 +90,10 @@ def comply(
     It writes marked and unmarked texts with the host, by length, language and entropy; attacks them; scores
     unmarked texts under this key; compares quality; and says what is not covered.
     """
-    from dewmark.batch import Negatives
     from dewmark.decoding import Decoding
     from dewmark.hosts import load_host
     from dewmark.opening import DEFAULT_HOST
+    from dewmark_audit.negatives import Negatives
     from dewmark_desk.compliance.dossier import build_dossier, read_given
     from dewmark_desk.compliance.measuring import DEFAULT_ATTACKS, DossierPlan, check_attacks, measure
     from dewmark_desk.detection_report import timestamp

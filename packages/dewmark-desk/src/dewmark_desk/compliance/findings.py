@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dewmark.errors import InputError
-from dewmark.stats.audit import LEVELS, VERDICT_LEVEL, Audit, audit
-from dewmark.stats.rates import rate
+from dewmark_audit.audit import LEVELS, VERDICT_LEVEL, Audit, audit
+from dewmark_audit.rates import rate
 from dewmark_desk.compliance.measuring import DossierPlan, Measured, Row
 
 _KINDS = {"openings": "continued openings", "chat": "answers to chat requests"}

@@ -24,7 +24,6 @@ from dewmark import config
 from dewmark.arrays import F32
 from dewmark.attack import Attack, load_attack, text_seed
 from dewmark.batch.inputs import Document
-from dewmark.batch.negatives import Negatives, text_directions
 from dewmark.decoding import Decoding
 from dewmark.detect import Examined, detect_texts
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
@@ -36,6 +35,7 @@ from dewmark.text.languages import LanguagePolicy
 from dewmark.text.words import distinct, repetition
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
+from dewmark_audit.negatives import Negatives, text_directions
 
 Row = dict[str, Any]
 
@@ -191,7 +191,7 @@ class Measured:
     negatives: Sequence[Row]
     quality: Sequence[Row]
     directions: F32 | None
-    """Of all ``negatives`` (N, D), see `dewmark.batch.negatives.text_directions`."""
+    """Of all ``negatives`` (N, D), see `dewmark_audit.negatives.text_directions`."""
 
 
 def measure(

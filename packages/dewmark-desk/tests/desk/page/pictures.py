@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.desk.page.desk import Desk
 from tests.docs.outputs import DOCS, key, rows
 
-from dewmark.batch.negatives import Negatives
+from dewmark_audit.negatives import Negatives
 
 PORT = 8953
 WIDE, PHONE = {"width": 1280, "height": 1180}, {"width": 390, "height": 844}

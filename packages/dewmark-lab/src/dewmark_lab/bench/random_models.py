@@ -18,12 +18,12 @@ import torch
 from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder
 from dewmark.errors import ModelError
-from dewmark.hosts.fake import tiny_tokenizer
 from dewmark.hosts.transformers.description import info_from_model
 from dewmark.hosts.transformers.model import TransformersHost, load_host
 from dewmark.models.devices import torch_device, torch_dtype
 from dewmark.registry import unknown_name
 from dewmark.workspace import Progress, silent
+from dewmark_lab.testing.fake_host import tiny_tokenizer
 
 RANDOM = "random:"
 

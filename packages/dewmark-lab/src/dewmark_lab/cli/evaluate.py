@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from dewmark.stats.rates import Rate
+    from dewmark_audit.rates import Rate
     from dewmark_lab.evaluation.results import Evaluation, ResultCell
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
-from dewmark.stats.rates import Rate, rate
+from dewmark_audit.rates import Rate, rate
 from dewmark_lab.evaluation.results import (
     CLEAN,
     HUMAN,

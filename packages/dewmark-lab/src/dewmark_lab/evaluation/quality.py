@@ -29,7 +29,8 @@ from dewmark.encoders.lexicon import load_lexicon
 from dewmark.hosts.base import Host
 from dewmark.text.words import repetition, words
 from dewmark.workspace import Workspace, silent
-from dewmark_lab.metrics import Interval, mean_interval
+from dewmark_audit.intervals import Interval
+from dewmark_lab.metrics import mean_interval
 from dewmark_lab.word_lists import word_weight
 
 MEASURES = ("distinct_content", "unlisted", "repetition")

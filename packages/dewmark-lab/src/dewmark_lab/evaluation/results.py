@@ -26,9 +26,10 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
-from dewmark.stats.rates import Rate
 from dewmark.types import Plain
-from dewmark_lab.metrics import Interval, Spread
+from dewmark_audit.intervals import Interval
+from dewmark_audit.rates import Rate
+from dewmark_lab.metrics import Spread
 
 MARKED, UNMARKED, HUMAN = "marked", "unmarked", "human"
 KINDS = (MARKED, UNMARKED, HUMAN)

@@ -20,7 +20,8 @@ import numpy as np
 
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, InputError
-from dewmark_lab.metrics import Interval, mean_interval
+from dewmark_audit.intervals import Interval
+from dewmark_lab.metrics import mean_interval
 
 
 class MarginOutcome(enum.StrEnum):

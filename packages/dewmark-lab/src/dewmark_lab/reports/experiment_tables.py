@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from dewmark.stats.rates import Rate
+from dewmark_audit.rates import Rate
 from dewmark_lab.evaluation.quality import MEASURES
 from dewmark_lab.evaluation.results import CLEAN, NEGATIVES, Evaluation, ResultCell
 from dewmark_lab.reports.paper import PaperTable, measure_column

@@ -15,10 +15,11 @@ from typing import Any
 
 from dewmark import storage
 from dewmark.errors import InputError
+from dewmark_audit.intervals import Interval
 from dewmark_lab.evaluation.protocol import RATES, evaluate
 from dewmark_lab.evaluation.quality import MEASURES, prompt_interval
 from dewmark_lab.evaluation.results import CLEAN, Evaluation, OperatingPoint, ResultCell, ScoreRow, scores_in
-from dewmark_lab.metrics import Interval, Spread, spread
+from dewmark_lab.metrics import Spread, spread
 
 SHIFTED = 0.01
 """A false-positive rate above the nominal one is flagged if its p-value is below this."""

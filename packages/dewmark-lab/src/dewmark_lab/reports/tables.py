@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dewmark.stats.rates import Rate
-from dewmark_lab.metrics import Interval, Spread
+from dewmark_audit.intervals import Interval
+from dewmark_audit.rates import Rate
+from dewmark_lab.metrics import Spread
 
 
 @dataclass(frozen=True, slots=True)

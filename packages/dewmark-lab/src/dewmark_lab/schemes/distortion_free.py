@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from dewmark.arrays import F64
-from dewmark.engine_marks.engine_scheme import RepeatedContexts, support
 from dewmark.workspace import Texts, Tokenized
+from dewmark_lab.schemes.engines.engine_scheme import RepeatedContexts, support
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenSession
 
 Repeats = Literal["skip", "keep"]

@@ -13,8 +13,7 @@
 Each can be stopped at any moment: the same call resumes it, to the same output file. A file that
 another configuration wrote is never overwritten or continued.
 
-`audit_texts`, `calibrate_file` and `draw_key` work on unmarked texts; `open_runner` runs any picklable
-function over workers.
+`open_runner` runs any picklable function over workers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from dewmark.batch.generating import GenerateResult, TextWriter, generate_file
     from dewmark.batch.inputs import Document, Prompt, read_files, read_prompts
     from dewmark.batch.keyring import load_keys
-    from dewmark.batch.negatives import Negatives, audit_texts, calibrate_file, draw_key
     from dewmark.batch.runners import Runner, open_runner
     from dewmark.batch.scorers import DetectorSpec, Scored, Scorer, open_detector
     from dewmark.batch.sources import Source, open_source
@@ -37,17 +35,13 @@ __all__ = [
     "DetectorSpec",
     "Document",
     "GenerateResult",
-    "Negatives",
     "Prompt",
     "Runner",
     "Scored",
     "Scorer",
     "Source",
     "TextWriter",
-    "audit_texts",
-    "calibrate_file",
     "detect_file",
-    "draw_key",
     "generate_file",
     "load_keys",
     "open_detector",
@@ -62,7 +56,6 @@ _MODULES = {
     "generating": "GenerateResult TextWriter generate_file",
     "inputs": "Document Prompt read_files read_prompts",
     "keyring": "load_keys",
-    "negatives": "Negatives audit_texts calibrate_file draw_key",
     "runners": "Runner open_runner",
     "scorers": "DetectorSpec Scored Scorer open_detector",
     "sources": "Source open_source",

@@ -32,8 +32,6 @@ _HELP = "Watermarks for language models: mark text, and detect the mark with an 
 COMMANDS = Registry(
     "command",
     {
-        "audit": "dewmark.cli.audit:audit",
-        "calibrate": "dewmark.cli.audit:calibrate",
         "demo": "dewmark.cli.demo:demo",
         "detect": "dewmark.cli.detect:detect",
         "detector": "dewmark.cli.detector:app",
@@ -46,10 +44,11 @@ COMMANDS = Registry(
     group="dewmark.commands",
 )
 COMPANIONS = {
+    "dewmark-audit": ("audit", "calibrate", "power", "retention"),
     "dewmark-desk": ("comply", "log", "policy", "provenance", "report", "serve", "token"),
     "dewmark-lab": (
-        *("attack", "bench", "build-lexicon", "evaluate", "power", "quality", "radioactivity", "reproduce"),
-        *("retention", "steal", "train", "train-reader"),
+        *("attack", "bench", "build-lexicon", "evaluate", "quality", "radioactivity", "reproduce"),
+        *("steal", "train", "train-reader"),
     ),
     "dewmark-rewrite": ("rewrite",),
 }

@@ -10,7 +10,7 @@ import typer
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, write
 from dewmark.errors import ConfigError, StorageError
-from dewmark.registry import Registry
+from dewmark.registry import AUDITS, Registry
 
 PAGES = Registry("page", {}, group="dewmark.pages", companion="dewmark-desk")
 """What writes the page of a public detector; dewmark-desk brings it."""
@@ -68,15 +68,15 @@ def export(
         if folder.is_dir() and any(folder.iterdir()):
             raise StorageError(f"{folder} is not empty and is not overwritten: name a new or empty folder")
     write_page = PAGES["detector"] if page is not None else None
+    trust = AUDITS["trust"] if audit is not None else None
     with Progress(quiet=quiet) as progress:
         bound = options.open_detector(None, key, host, scheme, settings, reader=reader, progress=progress)
-        from dewmark.batch.negatives import with_audit
         from dewmark.capabilities import HasPublicDetector, capability
         from dewmark.detector import Detector
         from dewmark.scheme import reader_name
 
-        if audit is not None:
-            bound = with_audit(bound, audit)
+        if trust is not None:
+            bound = trust(bound, audit)
         exported = capability(bound, HasPublicDetector).public() if public else bound
         if out is not None:
             Detector(exported).save(out)

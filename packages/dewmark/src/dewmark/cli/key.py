@@ -59,11 +59,11 @@ def new(
     elif out.exists():
         raise StorageError(f"{out} exists already and is not overwritten; choose another name")
     else:
-        from dewmark.batch import Negatives, draw_key
+        from dewmark.registry import AUDITS
 
-        texts = Negatives.read([*audit, *(more or ())])
+        texts = AUDITS["negatives"].read([*audit, *(more or ())])
         with Progress(quiet=quiet) as progress:
-            key, drawn, found = draw_key(
+            key, drawn, found = AUDITS["draw"](
                 texts,
                 tries=tries,
                 host=host,

@@ -104,11 +104,15 @@ def signed(bits: U64, message: int) -> F64:
 
 @dataclass(frozen=True)
 class FormPairs:
-    """The N words of a text whose h counts: numbers q (N,), their places among its units, and v (N,)."""
+    """The N words of a text whose h counts: numbers q (N,), their places among its units, and v (N,).
+
+    ``rows`` (N,) are their rows of the lexicon, where they are known.
+    """
 
     numbers: U64
     places: I64
     weights: F64
+    rows: I64 | None = None
 
     @property
     def square(self) -> float:
@@ -162,4 +166,5 @@ def form_pairs(numbers: U64, windows: U64, *, possible: Mask) -> FormPairs:
     first[np.unique(windows, return_index=True)[1]] = True
     places = np.flatnonzero(possible & first)
     places = places[np.sort(np.unique(numbers[places], return_index=True)[1])]
-    return FormPairs(numbers[places], places, np.ones(len(places)))
+    rows = (numbers - windows)[places].astype(np.int64)
+    return FormPairs(numbers[places], places, np.ones(len(places)), rows)

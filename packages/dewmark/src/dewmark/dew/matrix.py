@@ -48,7 +48,7 @@ from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING, TINY, Statistic, key_test
 from dewmark.stats.two_sums import larger_of
 
-__all__ = ["TextMatrix", "WordReading", "passage_test", "start_columns", "text_matrices"]
+__all__ = ["TextMatrix", "UseKey", "WordReading", "passage_test", "start_columns", "text_matrices"]
 
 _DIRECTIONS, _OF_LONG = 24, 64  # at most so many are cut, of texts with up to 2d pairs and of longer ones
 _ITERATIONS = 3  # of the search for them

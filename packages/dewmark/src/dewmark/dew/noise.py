@@ -98,9 +98,14 @@ def _inverse_root(fresh: float) -> InverseRoot:
 
 
 def mixture_of(*, alpha: float, beta: float, strength: float) -> Mixture:
-    """How keyed and fresh noise are mixed, and what the root of a covariance takes; without β no h counts."""
+    """How keyed and fresh noise are mixed, and what the root of a covariance takes.
+
+    No candidate has more keyed noise than α + β, and without β none has h.
+    """
     tail = min(alpha, TAIL)
-    tail_beta, used_beta = (TAIL_BETA, USED_BETA) if beta else (0.0, 0.0)
+    tail_beta, used_beta = min(TAIL_BETA, alpha + beta - tail), min(USED_BETA, alpha + beta)
+    if not beta:
+        tail_beta = used_beta = 0.0
     fresh = max(1.0 - max(alpha + beta, tail + tail_beta, used_beta), _LEAST)
     root = _inverse_root(fresh)
     return Mixture(

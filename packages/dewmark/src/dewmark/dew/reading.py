@@ -256,28 +256,32 @@ def add_means(
         means = packaged.means(rows)[len(before) :]
         own = pairs.positions[scored]
         sums = np.zeros((n, reading.token_rows.shape[1]), dtype=np.float32)
-        np.add.at(sums, own, means[scored])
-        sums /= np.maximum(np.bincount(own, minlength=n), 1)[:, None].astype(np.float32)
+        counts = np.bincount(own, minlength=n)
+        if counts.max(initial=0) > 1:
+            np.add.at(sums, own, means[scored])
+            sums /= np.maximum(counts, 1)[:, None].astype(np.float32)
+        else:  # much faster
+            sums[own] = means[scored]
         share = (pairs.weights / max(pairs.weights.sum(), 1.0)).astype(np.float32)
         shift = share @ (reading.token_rows[pairs.tokens] - sums)  # δ
         sums += shift
         blocks.append(sums)
         none = np.zeros(n, dtype=np.float32)
-        form = _surprising(pairs.form, text, means + shift, reader.lexicon)
+        form = _surprising(pairs.form, means + shift, reader.lexicon)
         made.append(dataclasses.replace(pairs, expected=size + np.arange(n), unforeseen=none, form=form))
         size += n
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
 
 
-def _surprising(form: FormPairs, text: Tokenized, means: F32, lexicon: Lexicon) -> FormPairs:
+def _surprising(form: FormPairs, means: F32, lexicon: Lexicon) -> FormPairs:
     """The words whose h counts, weighted by how far they are from what was expected in their place.
 
     ``means`` (L, d_T) are μ + δ of the words that were read; the others weigh as the mean of these.
     """
     read = form.places < len(means)
-    if not read.any():
+    if form.rows is None or not read.any():
         return form
-    units = lexicon.tokens(lexicon.rows([text.forms[i] for i in form.places[read].tolist()]))
+    units = lexicon.tokens(form.rows[read])
     weights = np.zeros(len(read))
     weights[read] = np.linalg.norm(units - means[form.places[read]], axis=1)
     weights[~read] = weights[read].mean()
@@ -310,15 +314,13 @@ def add_expectations(
         index[chosen] = size + np.arange(len(chosen))
         unforeseen = np.ones(len(pairs.tokens), dtype=np.float32)
         unforeseen[chosen] = np.maximum(1.0 - likely @ marks[forms], 0.0)
-        weighed = _weighed(pairs.form, text, words, lexicon_rows[forms], lexicon)
+        weighed = _weighed(pairs.form, text, words, lexicon_rows[forms])
         made.append(dataclasses.replace(pairs, expected=index, unforeseen=unforeseen, form=weighed))
         size += len(chosen)
     return dataclasses.replace(reading, token_rows=np.concatenate(blocks), texts=tuple(made))
 
 
-def _weighed(
-    form: FormPairs, text: Tokenized, words: ExpectedWords, rows: I64, lexicon: Lexicon
-) -> FormPairs:
+def _weighed(form: FormPairs, text: Tokenized, words: ExpectedWords, rows: I64) -> FormPairs:
     """The words whose h counts, weighted by the h to expect of them if they are marked.
 
     That is g(p) (`dewmark.room`), where p is what the reader gave to the word's row. As the reader is not
@@ -327,10 +329,10 @@ def _weighed(
     """
     place, known = _places_of(text, words)
     place, known = place[form.places], known[form.places]
-    if not known.any():
+    if form.rows is None or not known.any():
         return form
     own = np.full(len(words.starts), -1, dtype=np.int64)
-    own[place[known]] = lexicon.rows([text.forms[i] for i in form.places[known].tolist()])
+    own[place[known]] = form.rows[known]
     at = np.repeat(np.arange(len(own)), np.diff(words.bounds))
     same = rows[words.index] == own[at]
     p = np.bincount(at[same], weights=words.probabilities[same], minlength=len(own))[place[known]]

@@ -84,7 +84,7 @@ class DEW(Scheme):
     def validate(self) -> None:
         """Raise `ConfigError` if the key has more than all of the randomness."""
         if self.alpha + self.beta > 1.0:
-            raise ConfigError(f"alpha + beta must be at most 1, got {self.alpha} + {self.beta}")
+            raise ConfigError(f"alpha + beta is at most 1, got {self.alpha} + {self.beta}: lower one of them")
 
     @property
     def languages(self) -> frozenset[str] | None:

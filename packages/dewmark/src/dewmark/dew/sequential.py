@@ -63,8 +63,6 @@ class SequentialDetector:
     ) -> None:
         if not 0.0 < fpr < 1.0:
             raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
-        if uses.is_public:
-            raise ConfigError("a public detector does not follow streams")
         self.fpr = fpr
         self._reader, self._uses = reader, uses
         (self._prompt,) = reader.tokenize([prompt or ""])
@@ -141,13 +139,14 @@ class SequentialDetector:
         reading = self._reader.read([text], [self._prompt])
         (pairs,), contexts = reading.texts, reading.context_rows
         numbers = dict(zip(pairs.form.places.tolist(), pairs.form.numbers.tolist(), strict=True))
+        if not self._uses.current.forms:
+            numbers = {}
         for place in range(self.words, known):
             pair = int(pairs.positions[place])
             if pair >= 0:
                 self.score(reading.token_rows[pairs.tokens[pair]], contexts[pairs.windows[pair]])
             if place in numbers:
-                self._A_form += _FORM * self._uses.noise(numbers[place])
-                self._V_form += _FORM**2
+                self.hear(numbers[place])
             if pair >= 0 or place in numbers:
                 self.largest_log_e = max(self.largest_log_e, self.log_e)
         self.words = known
@@ -157,6 +156,11 @@ class SequentialDetector:
             p = max(p, self._uses.find(whole).p_value) if whole.square > 0.0 else 1.0
         self.p_value = min(self.p_value, p)
         return self.p_value
+
+    def hear(self, number: int) -> None:
+        """Add the h of a word in its context, by their number."""
+        self._A_form += _FORM * self._uses.noise(number)
+        self._V_form += _FORM**2
 
     def score(self, unit: F32, context: F32) -> None:
         """Add one scored word with its rows t (d_T,) and c (d_C,)."""

@@ -30,7 +30,14 @@ from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT, window_texts, windows_of
 from dewmark.workspace import HostInfo, Tokenizer, Workspace
 
-__all__ = ["WindowContexts", "load_context_whitening", "ordinary_texts", "register_texts", "token_vectors"]
+__all__ = [
+    "WindowContexts",
+    "load_context_whitening",
+    "ordinary_texts",
+    "package_texts",
+    "register_texts",
+    "token_vectors",
+]
 
 _MEMO_LIMIT = 200_000
 _CHUNK = 2048

@@ -32,6 +32,8 @@ from dewmark.errors import ArtifactError, ConfigError, InputError, NumericalErro
 from dewmark.types import EMPIRICAL, Detection, Verdict
 from dewmark.version import __version__
 
+__all__ = ["Calibration", "negatives_needed"]
+
 _FORMAT = "dewmark-calibration-v2"
 _REMEDY = "make one with: dewmark calibrate"
 

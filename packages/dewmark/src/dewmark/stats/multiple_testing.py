@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dewmark.arrays import F64
 from dewmark.errors import ConfigError, NumericalError
 
-__all__ = ["benjamini_hochberg", "sidak_min"]
+__all__ = ["benjamini_hochberg", "holm", "sidak_min"]
 
 PValues = Sequence[float] | NDArray[np.floating]
 

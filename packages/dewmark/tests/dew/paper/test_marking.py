@@ -14,9 +14,9 @@ from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.dew.paper.scheme import DewPaper
 from dewmark.errors import ConfigError, InputError
-from dewmark.hosts.fake import FakeHost
 from dewmark.types import Verdict
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 PROMPT = " the old bridge over the river"
 LENGTH = 60

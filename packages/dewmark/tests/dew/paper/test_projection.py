@@ -14,9 +14,9 @@ from dewmark.core.projections import draw_projections
 from dewmark.detect import score_text, score_texts
 from dewmark.dew.paper import reference
 from dewmark.dew.paper.scheme import DewPaper, HashedContexts, permuted_rows
-from dewmark.hosts.fake import FakeHost
 from dewmark.text.windows import windows_of
 from dewmark.workspace import Workspace
+from dewmark_lab.testing.fake_host import FakeHost
 
 KEY = Key(bytes(range(32)))
 MODES = ("both", "context_only", "token_only", "neither")

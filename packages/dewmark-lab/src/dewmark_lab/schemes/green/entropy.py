@@ -28,7 +28,6 @@ import torch
 from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
@@ -41,6 +40,7 @@ from dewmark_lab.schemes.host_reading import (
     open_model,
     weighted_bernoulli_pmf,
 )
+from dewmark_lab.schemes.independent_sums import z_test
 from dewmark_lab.schemes.token_schemes import PromptBatch
 
 LEVELS = 64

@@ -28,10 +28,10 @@ from dewmark.arrays import F64, I64, U32
 from dewmark.config import check_rules
 from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
+from dewmark_lab.schemes.independent_sums import binomial_test, z_test
 from dewmark_lab.schemes.pair_hash import below
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
 

@@ -26,11 +26,11 @@ from dewmark.arrays import F64, I64
 from dewmark.config import check_rules
 from dewmark.mark import Session
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, convolved
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Tokenized, Workspace
 from dewmark_lab.schemes.green.green_list import as_numbers
+from dewmark_lab.schemes.independent_sums import binomial_test, convolved
 from dewmark_lab.schemes.pair_hash import PairHash
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession
 

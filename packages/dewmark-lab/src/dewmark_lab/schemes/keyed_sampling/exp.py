@@ -20,17 +20,17 @@ import torch
 
 from dewmark.arrays import F64, I64
 from dewmark.decoding import Decoding
-from dewmark.engine_marks.engine_scheme import support
 from dewmark.mark import ChoosingSession
 from dewmark.room import log_probability
 from dewmark.sampling import Choice, RandomStreams, fresh_seeds, race, warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
+from dewmark_lab.schemes.engines.engine_scheme import support
+from dewmark_lab.schemes.independent_sums import gamma_test, z_test
 from dewmark_lab.schemes.pair_hash import torch_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme, TokenWindows
 

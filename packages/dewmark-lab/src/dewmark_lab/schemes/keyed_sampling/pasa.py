@@ -36,7 +36,6 @@ from dewmark.mark import Session
 from dewmark.sampling import warp
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.text.windows import ABSENT
@@ -50,6 +49,7 @@ from dewmark_lab.schemes.host_reading import (
     open_model,
     weighted_bernoulli_pmf,
 )
+from dewmark_lab.schemes.independent_sums import gamma_test, z_test
 from dewmark_lab.schemes.pair_hash import combine, to_uniforms
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, secret_of
 

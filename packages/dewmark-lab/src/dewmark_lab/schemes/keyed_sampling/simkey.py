@@ -28,11 +28,11 @@ from dewmark.encoders.contexts import WindowContexts
 from dewmark.sampling import RandomStreams
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import gamma_test, z_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Tokenized, Tokenizer, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
+from dewmark_lab.schemes.independent_sums import gamma_test, z_test
 from dewmark_lab.schemes.keyed_sampling.exp import RaceSession
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 

@@ -12,7 +12,7 @@ knock-out tournament: candidates are drawn from the host's final distribution, a
 - The first contexts reach back into the prompt. (The original starts from an empty context and may skip the
   first tokens; here a detector without the prompt skips the tokens whose context it cannot know.)
 
-The tournament is played in closed form (`engine_marks.transformers_synthid.tournament`).
+The tournament is played in closed form (`engines.transformers_synthid.tournament`).
 
 On unmarked text the bits of distinct pairs are fair coins over keys, whatever the text. Tests: ``mean`` (the
 number of ones is binomial, exactly) and ``weighted`` (earlier layers count more, with weights 10 to 1; normal
@@ -29,15 +29,15 @@ import torch
 from numpy.typing import NDArray
 
 from dewmark.arrays import F64, I64
-from dewmark.engine_marks.transformers_synthid import tournament
 from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, ReweightingSession
+from dewmark_lab.schemes.engines.transformers_synthid import tournament
+from dewmark_lab.schemes.independent_sums import binomial_test, z_test
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 _MAX_LAYERS = 32  # the bits of a keyed word

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from dewmark.arrays import F32, F64, I8, I64
 from dewmark.errors import ArtifactError
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import convolved
+from dewmark_lab.schemes.independent_sums import convolved
 from dewmark_lab.schemes.pair_hash import PairHash
 
 LAYERS = ("input", "first", "second", "output")

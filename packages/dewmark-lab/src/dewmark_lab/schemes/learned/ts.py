@@ -29,12 +29,12 @@ from dewmark.errors import ArtifactError
 from dewmark.mark import Session
 from dewmark.scheme import Needs, State
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import convolved, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.storage import load_bundle, save_bundle
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import HostInfo, Texts, Workspace
 from dewmark_lab.artifacts import Artifact, load_artifact
+from dewmark_lab.schemes.independent_sums import convolved, z_test
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenBound, TokenScheme, TokenSession, secret_of
 
 HIDDEN = 64

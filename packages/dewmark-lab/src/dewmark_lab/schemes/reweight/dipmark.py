@@ -30,11 +30,11 @@ from dewmark.arrays import F64, I64
 from dewmark.mark import Session
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test, z_test
 from dewmark.stats.key_test import Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats, ReweightingSession
+from dewmark_lab.schemes.independent_sums import binomial_test, z_test
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenScheme
 
 _BITS = 12

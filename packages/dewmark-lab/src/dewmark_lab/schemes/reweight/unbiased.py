@@ -35,12 +35,12 @@ from dewmark.mark import Session
 from dewmark.sampling import warp
 from dewmark.scheme import Needs
 from dewmark.stats.evidence import Evidence
-from dewmark.stats.independent_sums import binomial_test
 from dewmark.stats.key_test import NOTHING, Statistic
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Texts, Workspace
 from dewmark_lab.schemes.distortion_free import DistortionFreeBound, Repeats
 from dewmark_lab.schemes.host_reading import open_model
+from dewmark_lab.schemes.independent_sums import binomial_test
 from dewmark_lab.schemes.reweight.dipmark import DipSession, dip_factors, slot_masses, slots_of
 from dewmark_lab.schemes.token_schemes import PromptBatch, TokenPairs, TokenScheme
 
