@@ -5,46 +5,31 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SMOLLM2, QWEN = "smollm2-135m", "qwen2.5-coder-1.5b"
-COLUMNS = (
-    (SMOLLM2, "chat", "found"),
-    (SMOLLM2, "chat", "price"),
-    (QWEN, "chat", "found"),
-    (QWEN, "chat", "price"),
-    (SMOLLM2, "openings", "found"),
-    (SMOLLM2, "openings", "French by OPUS-MT"),
-    (SMOLLM2, "openings", "French by OPUS-MT, translated back"),
-    (SMOLLM2, "openings", "price"),
-)
 ROWS = {
-    "**DEW, the default**": ("dew", {}),
-    "**DEW, four drafts**": ("dew", {"drafts": 4}),
-    "**DEW, strength 2**": ("dew", {"strength": 2}),
-    "EXP": ("exp", {}),
-    "SynthID": ("synthid", {}),
-    "KGW, δ 1": ("kgw", {"delta": 1}),
-    "KGW, δ 2": ("kgw", {"delta": 2}),
+    "**DEW, the default**": ("dew", {}, "packaged"),
+    "**DEW, the model itself reads**": ("dew", {}, "host"),
+    "**DEW, it also knows the prompt**": ("dew", {}, "host+prompt"),
+    "**DEW, four drafts**": ("dew", {"drafts": 4.0}, "packaged"),
+    "EXP": ("exp", {}, "own"),
+    "SynthID": ("synthid", {}, "own"),
 }
 CONSTANTS = {"1%", "30%", "95%", "3.11"}
 """Levels and attack strengths: they belong to the protocol."""
 
 
 def test_the_table_agrees_with_the_report() -> None:
-    report = json.loads((ROOT / "docs/results/price.json").read_text(encoding="utf-8"))["rows"]
+    report = json.loads((ROOT / "docs/results/form.json").read_text(encoding="utf-8"))
     for label, which in ROWS.items():
         (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
-        shown = [cell.strip() for cell in cells.split("|")]
-        for cell, column in zip(shown, COLUMNS, strict=True):
-            assert numbers(cell) == pytest.approx(
-                figures(report, which, column), abs=0.0051 if "price" in column else 6e-4
-            )
+        shown = [numbers(cell.strip()) for cell in cells.split("|")]
+        for cell, figures in zip(shown, cells_of(report, *which), strict=True):
+            assert cell == pytest.approx(figures, abs=6e-4)
 
 
 def numbers(cell: str) -> list[float]:
@@ -52,21 +37,31 @@ def numbers(cell: str) -> list[float]:
     return [float(each.replace("−", "-")) for each in cell.split(" / ") if each]
 
 
-def figures(
-    report: list[dict[str, Any]], which: tuple[str, dict[str, float]], column: tuple[str, str, str]
-) -> list[float]:
-    """What a cell of the README's table must show: means over keys; nothing if it was not measured."""
-    host, setting, kind = column
-    treatment = "none" if kind in ("found", "price") else kind
-    wanted = (*which, host, setting, treatment, 200)
-    names = ("scheme", "settings", "host", "setting", "treatment", "tokens")
-    rows = [row for row in report if tuple(row[name] for name in names) == wanted]
-    if not rows:
-        return []
-    if kind == "price":
-        return [fmean(row["price"] for row in rows)]
-    tests = [row["found"].get("packaged reader") or row["found"]["its own test"] for row in rows]
-    return [fmean(each[level] for each in tests) for level in ("p<0.01", "p<0.0001")]
+def cells_of(
+    report: list[dict[str, Any]], scheme: str, settings: dict[str, float], reader: str
+) -> list[list[float]]:
+    """What the cells of a row must show; nothing where it was not measured."""
+
+    def row(setting: str, kind: str) -> dict[str, Any]:
+        for each in report:
+            same = (each["setting"], each["scheme"], each["settings"]) == (setting, scheme, settings)
+            if same and kind in each and each.get("reader", reader) == reader:
+                return each
+        return {}
+
+    def both(shares: dict[str, float]) -> list[float]:
+        return [shares[level] for level in ("p<0.01", "p<0.0001") if shares]
+
+    chat, price = row("chat", "found"), row("chat", "nats at temperature 1")
+    deleted = chat.get("deleted", {})
+    return [
+        both(chat["found"]),
+        both(deleted.get("0.1", {})),
+        both(deleted.get("0.3", {})),
+        [price["nats at temperature 1"]["mean"]],
+        [price["excess over entropy"]["mean"]],
+        both(row("openings", "found").get("found", {})),
+    ]
 
 
 def test_every_other_figure_is_in_a_file_that_its_paragraph_links() -> None:

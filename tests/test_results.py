@@ -101,7 +101,8 @@ def test_figures_of_which_scheme_are_those_of_its_files() -> None:
         with (FOLDER / folder / "table.csv").open(encoding="utf-8", newline="") as stream:
             table = [value for row in csv.DictReader(stream) for value in row.values()]
         known += [float(value) for value in table if re.fullmatch(r"[\d.]+", value)]
-    known += [float(value) for value in re.findall(r"\d\.\d{3}", (FOLDER / "price.md").read_text("utf-8"))]
+    for name in ("price.md", "form.md"):
+        known += [float(value) for value in re.findall(r"\d\.\d{3}", (FOLDER / name).read_text("utf-8"))]
     number = 0
     for block in page.split("\n\n"):
         heading, *lines = block.splitlines() or [""]
@@ -207,6 +208,23 @@ def test_what_the_default_costs_and_finds_is_what_its_file_says() -> None:
     page = (FOLDER / "price.md").read_text(encoding="utf-8").replace("−", "-")
     shown = [float(each) for each in re.findall(r"-?\d\.\d{3}(?!\d)", page)]
     assert len(shown) > 200
+    assert [each for each in shown if not any(abs(each - value) < 6e-4 for value in known)] == []
+
+
+def test_what_meaning_and_form_cost_and_find_is_what_their_file_says() -> None:
+    rows = json.loads((FOLDER / "form.json").read_text(encoding="utf-8"))
+    known = {abs(value) for row in rows for _, value in leaves(row)}
+    sets = [row["nats at temperature 1"].get("sets", ()) for row in rows if row["scheme"] == "unmarked"]
+    known |= {abs(pair[0] - pair[1]) for pair in sets if len(pair) == 2}
+    excess = {
+        row["scheme"]: row["excess over entropy"]["mean"]
+        for row in rows
+        if row["setting"] == "chat" and "tokens" in row and not row["settings"]
+    }
+    known.add(abs(excess["dew"] + excess["unmarked"]))
+    page = (FOLDER / "form.md").read_text(encoding="utf-8")
+    shown = [float(each) for each in re.findall(r"\d\.\d{3}(?!\d)", page)]
+    assert len(shown) > 80
     assert [each for each in shown if not any(abs(each - value) < 6e-4 for value in known)] == []
 
 
