@@ -249,8 +249,7 @@ def _tested(
     rows = [_Tested([], []) for _ in texts]
     for keys in sets:
         bound = keys.bound(0)  # all keys of a set read alike
-        name = check_test(test, bound.tests)
-        alike = bound.reads_as
+        name, alike = check_test(test, bound.tests), bound.reads_as
         if alike not in read:
             before = bound.tokenize(prompts) if any(prompts) else [_NO_PROMPT] * len(prompts)
             read[alike] = bound.read(bound.tokenize(bodies), before) if bodies else []
@@ -327,9 +326,7 @@ def _examined(
     known = level_of_key(_MAX_SEARCH_P, looks) * (1.0 - WHOLE_SHARE)
     passages = search_passages(evidence, level, known) if evidence else {}
     # 3. The best result decides, after all corrections
-    searches = {
-        k: min(hit.p_value for hit in views) * evidence[k].hypotheses for k, views in passages.items()
-    }
+    searches = {k: min(hit.p_value for hit in hits) * evidence[k].hypotheses for k, hits in passages.items()}
     results = [whole for version in versions for whole in version.detections]
     decision = decide(results, fpr=fpr, looks=looks, searches=searches)
     version, index = divmod(decision.index, n)  # results are version by version, key by key

@@ -86,10 +86,7 @@ class Session(ABC):
     _room: Tensor | None = None
 
     def room(self) -> Tensor | None:
-        """Σ √α g(p) over the steps that could carry the mark, and so on: the numbers of `Room`, (batch, 4).
-
-        None if nothing is known; NaN in a row of which nothing is.
-        """
+        """The numbers of `Room`, (batch, 4); NaN in a row of which nothing is known, None if in none."""
         return self._room
 
     def measure(self, log_p: Tensor, carries: Tensor | None = None) -> None:
