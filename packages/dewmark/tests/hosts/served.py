@@ -25,7 +25,7 @@ from dewmark.hosts.base import Host
 from dewmark.policy import Policy
 
 HOST = "smollm2-135m"
-SETTINGS = {"alpha": 0.9}
+SETTINGS = {"alpha": 0.7}
 TOKENS = 100
 STARTS = 600  # seconds that a server may take to start on a slow machine
 PROMPTS = [
@@ -46,7 +46,7 @@ def tenants(folder: Path) -> dict[str, dewmark.Key]:
     for name, key in made.items():
         key.save(folder / f"{name}.key")
     names = "".join(f'{name} = "{name}.key"\n' for name in made)
-    text = f'host = "{HOST}"\ndefault_key = "acme"\npolicy = "default"\nsettings = {{ alpha = 0.9 }}\n'
+    text = f'host = "{HOST}"\ndefault_key = "acme"\npolicy = "default"\nsettings = {{ alpha = 0.7 }}\n'
     (folder / "dewmark.toml").write_text(f"{text}[keys]\n{names}", encoding="utf-8")
     return made
 

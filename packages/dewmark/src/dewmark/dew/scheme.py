@@ -70,7 +70,7 @@ class DEW(Scheme):
     alpha: Annotated[float, "in (0, 1]"] = ALPHA
     """Share of the sampler's randomness that comes from the key by the meaning of words."""
     beta: Annotated[float, "in [0, 1)"] = BETA
-    """Share of it that comes from the key by the exact words; 0 marks their meaning alone."""
+    """Share of it that comes from the key by the exact words, at most what alpha leaves; 0 is none."""
     m: Annotated[int, "at least 1"] = CANDIDATES
     """How many of the likeliest tokens are scored."""
     flatten: Annotated[float, "at least 1"] = LIMIT
@@ -101,6 +101,9 @@ class DEW(Scheme):
                 said = f"strength must be exact, free, strong or a number from 0 on, got {strength!r}"
                 raise ConfigError(said) from None
             settings = settings | {"strength": chosen}
+        alpha = settings.get("alpha")
+        if isinstance(alpha, float | int) and "beta" not in settings:  # what is left
+            settings = settings | {"beta": max(min(self.beta, 1.0 - alpha), 0.0)}
         return super().with_settings(settings)
 
     def open_reader(self, workspace: Workspace) -> LexiconReader:
