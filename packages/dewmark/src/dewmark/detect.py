@@ -249,8 +249,7 @@ def _tested(
     rows = [_Tested([], []) for _ in texts]
     for keys in sets:
         bound = keys.bound(0)  # all keys of a set read alike
-        name = check_test(test, bound.tests)
-        alike = bound.reads_as
+        name, alike = check_test(test, bound.tests), bound.reads_as
         if alike not in read:
             before = bound.tokenize(prompts) if any(prompts) else [_NO_PROMPT] * len(prompts)
             read[alike] = bound.read(bound.tokenize(bodies), before) if bodies else []
