@@ -19,13 +19,13 @@ from typing import Any
 
 import httpx2
 
-from dewmark.attack import ATTACKS
 from dewmark.config import config_hash
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, ModelError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
+from dewmark_lab.attacks.base import ATTACKS
 from dewmark_lab.chat.endpoint import check_base_url
 
 STAGES = (
