@@ -135,14 +135,14 @@ SCHEMES = Registry(
 )
 
 # Called with ``progress`` and ``device``. A name that ends in a colon takes an argument: ``random:768``.
+# ``folder:`` and ``hub:`` open what has no entry of its own.
 ENCODERS = Registry(
     "encoder",
     {
-        "all-mpnet": "dewmark.encoders.sentence_transformers:mpnet",
-        "minilm": "dewmark.encoders.sentence_transformers:minilm",
         "use-m3": "dewmark.encoders.use:USEEncoder",
     },
     group="dewmark.encoders",
+    companion="dewmark-lab",
 )
 
 # Called with the name, ``device``, ``dtype`` and ``progress``; gives a `dewmark.hosts.base.Host`. Folders,
