@@ -71,7 +71,11 @@ def test_a_program_registers_names_but_cannot_replace_ours(fruit):
 
 @pytest.mark.parametrize(
     ("table", "name", "package"),
-    [(registry.SCHEMES, "vllm-gumbel", "dewmark-lab"), (registry.AUDITS, "draw", "dewmark-audit")],
+    [
+        (registry.SCHEMES, "vllm-gumbel", "dewmark-lab"),
+        (registry.AUDITS, "draw", "dewmark-audit"),
+        (registry.AUDITS, "calibration", "dewmark-audit"),
+    ],
 )
 def test_the_core_alone_names_the_package_that_brings_a_name(monkeypatch, table, name, package):
     monkeypatch.setattr(registry, "_published", lambda group: {})

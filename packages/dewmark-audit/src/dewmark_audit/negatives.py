@@ -29,12 +29,12 @@ from dewmark.encoders.contexts import package_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.stats.calibration import Calibration
 from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 from dewmark_audit.audit import TOLERANCE, Audit, Outcome, audit
+from dewmark_audit.calibration import Calibration
 from dewmark_audit.one_key import KeyOnKind, directions
 
 PACKAGED = "packaged"

@@ -162,6 +162,6 @@ HOSTS = Registry(
 # into English, and ``chat`` is called with a pair and a ``host`` that translates it.
 TRANSLATORS = Registry("translator", {}, group="dewmark.translators", companion="dewmark-lab")
 
-# ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, and ``trust`` lets a detector
-# judge the languages of an audit.
+# ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, ``trust`` lets a detector
+# judge the languages of an audit, and ``calibration`` loads what ranks a text among unmarked ones.
 AUDITS = Registry("audit", {}, group="dewmark.audits", companion="dewmark-audit")

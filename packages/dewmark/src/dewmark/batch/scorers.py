@@ -21,14 +21,13 @@ from dewmark.detector import Detector
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.manifests import layers
 from dewmark.opening import Keys, load_scheme
-from dewmark.registry import SCHEMES
+from dewmark.registry import AUDITS, SCHEMES
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.types import EMPIRICAL, Detection
+from dewmark.types import EMPIRICAL, Calibration, Detection
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 
 if TYPE_CHECKING:
-    from dewmark.stats.calibration import Calibration
     from dewmark.translation import BackTranslation
 
 _BATCH_SIZE = 32
@@ -120,9 +119,7 @@ class DetectorSpec:
             check_test(self.test, (*group.bound.tests, EMPIRICAL))
         calibration = None
         if self.calibration is not None:
-            from dewmark.stats.calibration import Calibration
-
-            calibration = Calibration.load(self.calibration)
+            calibration = AUDITS["calibration"].load(self.calibration)
             calibration.check(
                 scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
             )

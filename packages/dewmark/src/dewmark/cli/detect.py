@@ -126,9 +126,9 @@ def detect(
         return
     source = None if rows is None else open_source(rows, prompt=prompt)
     if spec.calibration is not None:  # before anything is scored
-        from dewmark.stats.calibration import Calibration
+        from dewmark.registry import AUDITS
 
-        if shortage := Calibration.load(spec.calibration).shortage(fpr):
+        if shortage := AUDITS["calibration"].load(spec.calibration).shortage(fpr):
             say(f"dewmark: warning: {shortage}")
     if out is not None:
         if texts or html is not None or source is None:
