@@ -20,7 +20,7 @@ from typing import Any
 from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 from dewmark.extras import import_part
 
-__all__ = ["AUDITS", "ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
+__all__ = ["AUDITS", "ENCODERS", "HOSTS", "SCHEMES", "TRANSLATORS", "Registry", "unknown_name"]
 
 
 def unknown_name(
@@ -158,8 +158,8 @@ HOSTS = Registry(
     group="dewmark.hosts",
 )
 
-# Called with the name and ``device``; gives a `dewmark.translation.Translator`. ``fr-en`` brings French texts
-# into English, and ``chat`` is called with a pair and a ``host`` that translates it.
+# Called with the name and ``device``; gives a translator. ``fr-en`` brings French texts into English, and
+# ``chat`` is called with a pair and a ``host`` that translates it. ``back`` asks them before a test.
 TRANSLATORS = Registry("translator", {}, group="dewmark.translators", companion="dewmark-lab")
 
 # ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, ``trust`` lets a detector
