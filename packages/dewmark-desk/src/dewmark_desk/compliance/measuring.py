@@ -27,7 +27,6 @@ from dewmark.decoding import Decoding
 from dewmark.detect import Examined, detect_texts
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
-from dewmark.prompts import first_tokens, openings, package_file, requests
 from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
@@ -36,6 +35,7 @@ from dewmark.text.words import distinct, repetition
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
 from dewmark_audit.negatives import Negatives, text_directions
+from dewmark_audit.texts import first_tokens, openings, package_file, requests
 
 Row = dict[str, Any]
 

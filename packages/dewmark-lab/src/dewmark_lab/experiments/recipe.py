@@ -99,7 +99,7 @@ class AttackEntry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table under one profile. ``prompts`` is a source of `dewmark.prompts`.
+    """A table under one profile. ``prompts`` is a source of `dewmark_lab.prompt_sources`.
 
     With ``chat`` the prompts are requests, which hosts answer in their chat template. ``keys`` is one of
     `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.

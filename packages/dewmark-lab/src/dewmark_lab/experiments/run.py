@@ -15,8 +15,8 @@ from typing import Any
 
 from dewmark.batch.inputs import as_request
 from dewmark.errors import ConfigError
-from dewmark.prompts import Row
 from dewmark.workspace import HostInfo, Progress
+from dewmark_audit.texts import Row
 from dewmark_lab.artifacts import load_artifact
 from dewmark_lab.attacks.base import Attack, load_attack
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED

@@ -19,8 +19,8 @@ from dewmark.batch.runners import Runner, cores, open_runner
 from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
-from dewmark.prompts import Row
 from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
+from dewmark_audit.texts import Row
 from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key
 
