@@ -147,8 +147,8 @@ $(VENV)/.run: $(PROJECTS) constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	@echo "Installing the tools for development ..."
-	$(PIP) install -q -c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[encoders,parquet]' \
-		-e 'packages/dewmark-desk[c2pa,structured]'
+	$(PIP) install -q -c constraints.txt -r requirements-dev.txt -e 'packages/dewmark[parquet]' \
+		-e 'packages/dewmark-lab[encoders]' -e 'packages/dewmark-desk[c2pa,structured]'
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.dev

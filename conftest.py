@@ -10,12 +10,16 @@ import hypothesis
 import pytest
 from tests.fakes import BagEncoder, replace_encoders
 
-from dewmark.attack import ATTACKS
 from dewmark.registry import ENCODERS, HOSTS, SCHEMES
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
 hypothesis.settings.load_profile("untimed")
 LAB = importlib.util.find_spec("dewmark_lab") is not None
+REGISTRIES = [ENCODERS, HOSTS, SCHEMES]
+if LAB:
+    from dewmark_lab.attacks import ATTACKS
+
+    REGISTRIES.append(ATTACKS)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +32,7 @@ def private_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that a test registers end with it."""
-    for registry in (ATTACKS, ENCODERS, HOSTS, SCHEMES):
+    for registry in REGISTRIES:
         monkeypatch.setattr(registry, "registered", dict(registry.registered))
 
 

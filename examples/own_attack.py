@@ -16,10 +16,11 @@ from typing import Annotated, ClassVar
 
 import dewmark
 from dewmark.workspace import Progress
+from dewmark_lab.attacks import ATTACKS, Attack, load_attack
 
 
 @dataclass(frozen=True)
-class Swap(dewmark.Attack):
+class Swap(Attack):
     """The settings are the fields; the output depends on the text, its seed and these settings only."""
 
     name: ClassVar[str] = "swap"
@@ -43,9 +44,9 @@ class Swap(dewmark.Attack):
 if __name__ == "__main__":
     from dewmark_lab.testing.fake_host import FakeHost  # a tiny model with random weights
 
-    dewmark.ATTACKS.register("swap", Swap)
+    ATTACKS.register("swap", Swap)
     wm = dewmark.Watermark(dewmark.Key.generate(), host=FakeHost(), scheme="kgw")
     text = wm.generate("the old bridge", max_new_tokens=200, min_new_tokens=200, seed=1).text
     for r in (0.0, 0.3, 1.0):
-        (attacked,) = dewmark.load_attack("swap", r=r).apply([text], seeds=[1])
+        (attacked,) = load_attack("swap", r=r).apply([text], seeds=[1])
         print(f"r = {r}: {wm.detect(attacked)}")

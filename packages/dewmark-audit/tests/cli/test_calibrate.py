@@ -9,7 +9,7 @@ import pytest
 from tests.command_line import SECRET, Result, assert_no_secret, json_lines, write_rows
 
 from dewmark.core.keys import Key
-from dewmark.stats.calibration import Calibration
+from dewmark_audit.calibration import Calibration
 
 pytestmark = pytest.mark.usefixtures("host", "numbers")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dewmark.prompts import openings
+from dewmark_audit.texts import openings
 
 STRONG = ["--set", "strength=4"]
 

@@ -33,11 +33,11 @@ from dewmark.errors import ArtifactError, ConfigError
 from dewmark.hosts.base import Host
 from dewmark.hosts.expectations import open_reader
 from dewmark.opening import load_scheme
-from dewmark.prompts import package_file
 from dewmark.scheme import BoundScheme, reader_name
 from dewmark.watermark import Watermark
 from dewmark.workspace import Expectations, Progress
 from dewmark_audit.strength import Strength
+from dewmark_audit.texts import package_file
 from dewmark_desk.settings import DEMONSTRATION, Settings, check_tenant_id
 
 

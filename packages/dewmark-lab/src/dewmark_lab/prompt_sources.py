@@ -15,8 +15,8 @@ from pathlib import Path
 from dewmark import storage
 from dewmark.errors import ConfigError, InputError, ModelError
 from dewmark.extras import require
-from dewmark.prompts import Row, first_tokens, openings, requests
 from dewmark.workspace import Tokenizer
+from dewmark_audit.texts import Row, first_tokens, openings, requests
 
 OPENINGS, AGAIN, C4, REQUESTS = "openings", "openings-again", "c4", "requests"
 _HELD_OUT = 100  # openings that `AGAIN` never uses

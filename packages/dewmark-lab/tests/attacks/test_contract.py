@@ -11,8 +11,8 @@ import pytest
 from tests.attacks.tiny import fake_neural, tiny_bert, tiny_t5, tiny_wordnet
 from tests.hosts.chat_server import Reply, serving
 
-from dewmark.attack import ATTACKS, Attack, load_attack, text_seed
 from dewmark.errors import ConfigError, InputError, UnknownNameError
+from dewmark_lab.attacks.base import ATTACKS, Attack, load_attack, text_seed
 
 TEXTS = [
     "  The old house is over the river. People walk slowly, and it was a new day!\n\nThe city is old.",
@@ -25,6 +25,22 @@ TEXTS = [
     "the water of the river was light and the people of the city were new " * 4,
 ]
 SEEDS = [11 * i for i in range(len(TEXTS))]
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dewmark_lab.attacks import Attack
+
+
+@dataclass(frozen=True)
+class Shout(Attack):
+    name: ClassVar[str] = "shout"
+    summary: ClassVar[str] = "writes in capitals"
+    marks: int = 1
+
+    def rewrite(self, texts, *, seeds, progress):
+        return [text.upper() + "!" * self.marks for text in texts]
+"""
 
 # Every registered name once, and methods or engines that have their own code.
 CASES = {
@@ -148,3 +164,10 @@ def test_text_seeds_depend_on_run_and_id_only():
     assert len(seeds) == 80
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert text_seed(3, 7) == text_seed(3, "7")  # JSON files disagree on the type of ids
+
+
+def test_an_attack_in_a_file_of_one_s_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = f"{tmp_path}/own.py:Shout"
+    assert load_attack(own, marks=2).apply(["no"], seeds=[1]) == ["NO!!"]
+    assert ATTACKS[own] is ATTACKS["shout"]  # results carry its name

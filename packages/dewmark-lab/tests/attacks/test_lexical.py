@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, InputError
+from dewmark_lab.attacks.base import load_attack
 from dewmark_lab.attacks.lexical import random_partition
 
 TEXT = "  The old house,\n\nby the river – it is 200 years old. "

@@ -11,9 +11,9 @@ from tests.attacks.tiny import fake_neural, no_neural
 from tests.attacks.tiny_bergamot import tiny_bergamot
 from transformers import MarianConfig, MarianMTModel
 
-from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, ModelError
 from dewmark.models.packaged import PACKAGED
+from dewmark_lab.attacks.base import load_attack
 from dewmark_lab.attacks.translation import machine_translation, opus
 from dewmark_lab.attacks.translation.opus import OpusTranslator
 from dewmark_lab.attacks.translation.split_text import batches_of

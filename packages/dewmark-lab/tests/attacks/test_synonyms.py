@@ -9,8 +9,8 @@ import torch
 from tests.attacks.tiny import WORDS, tiny_bert, tiny_wordnet
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from dewmark.attack import load_attack
 from dewmark.errors import ConfigError, ModelError
+from dewmark_lab.attacks.base import load_attack
 from dewmark_lab.attacks.rewriting.synonyms import MaskedLM, Synonym, WordNet, find_masked_lm
 from dewmark_lab.testing.fake_host import tiny_tokenizer
 

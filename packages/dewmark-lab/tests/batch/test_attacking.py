@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.attack import load_attack, text_seed
 from dewmark.errors import StorageError
+from dewmark_lab.attacks.base import load_attack, text_seed
 from dewmark_lab.attacks.batch import attack_file, attacked_row, row_seeds
 
 TEXTS = [f" old text number {i} with some words \u2028 é" for i in range(7)]

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tests.batch.many import export_kgw
 
-from dewmark import Key, translation
+from dewmark import Key
 from dewmark.batch import DetectorSpec, Document
 from dewmark.cli.app import main
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError
 from dewmark.types import Verdict
 from dewmark_lab.attacks.translation import chat_translator
+from dewmark_lab.attacks.translation.back_translation import BackTranslation
 from dewmark_lab.attacks.translation.machine_translation import NeuralEngine
 
 FRENCH = (
@@ -38,7 +39,7 @@ def test_only_languages_with_a_translator_are_brought_back(monkeypatch):
         return [f"en: {text}" for text in texts]
 
     monkeypatch.setattr(NeuralEngine, "translate", translate)
-    back = translation.BackTranslation()
+    back = BackTranslation()
     made = back.versions([ENGLISH, FRENCH, GERMAN, "12 34", FRENCH])
     assert made == [[], [f"en: {FRENCH}"], [], [], [f"en: {FRENCH}"]]
     assert asked == [("fr", "en", [FRENCH, FRENCH])]
@@ -61,7 +62,7 @@ def test_chat_models_translate_any_pair(monkeypatch):
     opened = []
     monkeypatch.setattr(chat_translator, "_open_chat", lambda *which: opened.append(which) or Echo())
     monkeypatch.setattr(NeuralEngine, "translate", lambda self, texts, **_: [f"{self.source}>{self.target}"])
-    back = translation.BackTranslation(("en", "fr", "de"), hosts=("first", "second"))
+    back = BackTranslation(("en", "fr", "de"), hosts=("first", "second"))
     german, english, unclear = back.versions([f"{GERMAN} Jeder Händler zahlt.", ENGLISH, "12 34"])
     in_english, in_french = (f"German>{name} zahlt." for name in ("English", "French"))
     assert german == [in_english, in_english, in_french, in_french]
@@ -120,7 +121,7 @@ def test_the_command_says_that_a_text_can_be_translated_back(capsys, tmp_path, t
 
 def scored_with(monkeypatch, detector, values, *, fpr=0.01):
     """Score rows of (p of the text, p of its translations …) with a scorer that reads p from the text."""
-    back = translation.BackTranslation()
+    back = BackTranslation()
     scorer = DetectorSpec(detector=detector, translate_back=back, fpr=fpr, coverage=False).open()
     (template,) = score_texts(scorer.bound, ["the old bridge over a river was built by people who came"])
 
@@ -133,7 +134,7 @@ def scored_with(monkeypatch, detector, values, *, fpr=0.01):
             yield dataclasses.replace(template, p_value=p, verdict=verdict)
 
     made = [[f"en:{each}" for each in row[1:]] for row in values]
-    monkeypatch.setattr(translation.BackTranslation, "versions", lambda self, texts, **_: made)
+    monkeypatch.setattr(BackTranslation, "versions", lambda self, texts, **_: made)
     monkeypatch.setattr(scorer.bound, "whole", whole)
     return scorer([Document(str(row[0]), i, "a prompt") for i, row in enumerate(values)])
 
@@ -161,7 +162,7 @@ def test_the_level_holds_for_independent_and_for_equal_attempts(monkeypatch, det
 
 
 def test_the_identity_names_the_translators(detector):
-    back = translation.BackTranslation()
+    back = BackTranslation()
     plain, twice = (DetectorSpec(detector=detector, translate_back=b).open() for b in (None, back))
     assert twice.identity == {**plain.identity, "translate_back": back.identity()}
     with pytest.raises(ConfigError, match="leave out translating back"):

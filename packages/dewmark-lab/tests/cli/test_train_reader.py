@@ -9,6 +9,7 @@ import pytest
 import dewmark
 import dewmark.hosts
 from dewmark.cli.app import main
+from dewmark_audit.texts import requests
 from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training.word_reader import reader_requests, request_forms
 
@@ -52,7 +53,7 @@ def test_wrong_language(train) -> None:
 
 
 def test_requests_are_many_and_none_is_measured_on() -> None:
-    measured = {row["text"] for row in dewmark.prompts.requests("en")}
+    measured = {row["text"] for row in requests("en")}
     for language in request_forms():
         asked = reader_requests(language)
         assert len(set(asked)) == len(asked) > 200

@@ -11,7 +11,7 @@ import dewmark
 from dewmark.core.projections import draw_matrix
 from dewmark.detect import score_texts
 from dewmark.errors import ConfigError, InputError
-from dewmark.prompts import openings
+from dewmark_audit.texts import openings
 from dewmark_lab.evaluation.radioactivity import corpus_matrix, radioactivity, z_under
 
 TEXTS = [row["text"] for row in openings()[:60]]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dewmark.attack import ATTACKS, load_attack
 from dewmark.core.keys import Key
 from dewmark.errors import ConfigError, UnknownNameError
+from dewmark_lab.attacks.base import ATTACKS, load_attack
 from dewmark_lab.experiments.recipe import LOCAL_MODEL, STAGES, SchemeEntry, load_recipe, tables
 
 PAPER = ["kgw", "synthid", "dipmark", "unbiased", "morphmark", "ksemstamp", "sir", "xsir", "atw", "ts"]

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from dewmark.errors import InputError
-from dewmark.prompts import openings
 from dewmark.workspace import silent
+from dewmark_audit.texts import openings
 from dewmark_lab.testing.trial import tiny_host
 from dewmark_lab.training import texts
 from dewmark_lab.training.texts import FileTexts, HostTexts, sentence_starts

@@ -1,9 +1,9 @@
 """dewmark: watermarks for language models that survive paraphrase and translation.
 
 The names below are the whole public surface: the facade (`Watermark`, `Detector`, `load_scheme`,
-`detect_texts`), its results, and the contracts of the four extension points with their registries: `Scheme`,
-`Attack`, `Encoder` and `Host`. They are imported on first use, so that ``import dewmark`` loads neither torch
-nor transformers.
+`detect_texts`), its results, and the contracts of the extension points with their registries: `Scheme`,
+`Encoder` and `Host`; `dewmark_lab.attacks` has that of attacks. They are imported on first use, so that
+``import dewmark`` loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dewmark.version import __version__
 
 if TYPE_CHECKING:
-    from dewmark.attack import ATTACKS, Attack, load_attack
     from dewmark.core.keys import Key
     from dewmark.decoding import Decoding
     from dewmark.detect import Examined, detect_texts
@@ -45,11 +44,9 @@ if TYPE_CHECKING:
     from dewmark.workspace import HostInfo, Tokenized, Workspace
 
 __all__ = [
-    "ATTACKS",
     "ENCODERS",
     "HOSTS",
     "SCHEMES",
-    "Attack",
     "BoundScheme",
     "ChoosingSession",
     "ConfigError",
@@ -84,14 +81,12 @@ __all__ = [
     "__version__",
     "detect_texts",
     "key_test",
-    "load_attack",
     "load_encoder",
     "load_host",
     "load_scheme",
 ]
 
 _MODULES = {
-    "dewmark.attack": "ATTACKS Attack load_attack",
     "dewmark.core.keys": "Key",
     "dewmark.decoding": "Decoding",
     "dewmark.detect": "Examined detect_texts",

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,12 +31,9 @@ from dewmark.passages import KeyEvidence, coverage_of, search_passages
 from dewmark.scheme import BoundScheme, Reading, check_test, check_texts, make_detection, reader_name
 from dewmark.stats.evidence import Evidence
 from dewmark.stats.key_test import NOTHING
-from dewmark.types import EMPIRICAL, Coverage, Detection, Looks, Passage, Verdict
+from dewmark.types import EMPIRICAL, Calibration, Coverage, Detection, Looks, Passage, Verdict
 from dewmark.verdict import DEFAULT_FPR, MIN_SEARCHED, WHOLE_SHARE, Decision, decide, level_of_key
 from dewmark.workspace import Tokenized
-
-if TYPE_CHECKING:
-    from dewmark.stats.calibration import Calibration
 
 __all__ = ["Examined", "KeySet", "detect_texts", "score_text", "score_texts"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from dewmark.errors import ConfigError, DewmarkError, UnknownNameError
 from dewmark.extras import import_part
 
-__all__ = ["AUDITS", "ENCODERS", "HOSTS", "SCHEMES", "Registry", "unknown_name"]
+__all__ = ["AUDITS", "ENCODERS", "HOSTS", "SCHEMES", "TRANSLATORS", "Registry", "unknown_name"]
 
 
 def unknown_name(
@@ -135,14 +135,14 @@ SCHEMES = Registry(
 )
 
 # Called with ``progress`` and ``device``. A name that ends in a colon takes an argument: ``random:768``.
+# ``folder:`` and ``hub:`` open what has no entry of its own.
 ENCODERS = Registry(
     "encoder",
     {
-        "all-mpnet": "dewmark.encoders.sentence_transformers:mpnet",
-        "minilm": "dewmark.encoders.sentence_transformers:minilm",
         "use-m3": "dewmark.encoders.use:USEEncoder",
     },
     group="dewmark.encoders",
+    companion="dewmark-lab",
 )
 
 # Called with the name, ``device``, ``dtype`` and ``progress``; gives a `dewmark.hosts.base.Host`. Folders,
@@ -158,10 +158,10 @@ HOSTS = Registry(
     group="dewmark.hosts",
 )
 
-# Called with the name and ``device``; gives a `dewmark.translation.Translator`. ``fr-en`` brings French texts
-# into English, and ``chat`` is called with a pair and a ``host`` that translates it.
+# Called with the name and ``device``; gives a translator. ``fr-en`` brings French texts into English, and
+# ``chat`` is called with a pair and a ``host`` that translates it. ``back`` asks them before a test.
 TRANSLATORS = Registry("translator", {}, group="dewmark.translators", companion="dewmark-lab")
 
-# ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, and ``trust`` lets a detector
-# judge the languages of an audit.
+# ``negatives`` reads unmarked texts, ``draw`` draws a key that passes on them, ``trust`` lets a detector
+# judge the languages of an audit, and ``calibration`` loads what ranks a text among unmarked ones.
 AUDITS = Registry("audit", {}, group="dewmark.audits", companion="dewmark-audit")

@@ -7,9 +7,11 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 __all__ = [
+    "EMPIRICAL",
+    "Calibration",
     "Coverage",
     "Detection",
     "DraftCount",
@@ -50,7 +52,7 @@ _LONG = 48  # tokens; prose of this length has about three times the effective l
 
 
 EMPIRICAL = "empirical"
-"""The test that ranks a whole text among unmarked ones (`dewmark.stats.calibration`)."""
+"""The test that ranks a whole text among unmarked ones (`dewmark_audit.calibration`)."""
 
 
 class Verdict(enum.StrEnum):
@@ -307,6 +309,17 @@ def length_in_words(effective: float, tokens: int) -> str:
     """
     share = "from" if effective >= tokens + 0.5 else "of"
     return f"effective length {effective:.0f} {share} {tokens} tokens"
+
+
+class Calibration(Protocol):
+    """The z of unmarked texts under one key, among which a text is ranked (`dewmark_audit.calibration`)."""
+
+    @property
+    def test(self) -> str:
+        """The test whose z is ranked."""
+
+    def apply(self, detection: Detection) -> Detection:
+        """The detection with its rank as p-value, and the resulting verdict."""
 
 
 @dataclass(frozen=True, slots=True)

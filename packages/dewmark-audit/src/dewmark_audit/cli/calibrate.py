@@ -36,7 +36,7 @@ def calibrate(
     The file contains numbers only, no key and no text. A level of 1% needs 99 texts, 0.1% needs 999.
     """
     from dewmark.batch import open_source
-    from dewmark.stats.calibration import negatives_needed
+    from dewmark_audit.calibration import negatives_needed
     from dewmark_audit.negatives import calibrate_file
 
     if out.exists() and Path(negatives).exists() and out.samefile(negatives):

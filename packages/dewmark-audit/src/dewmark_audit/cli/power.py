@@ -52,11 +52,11 @@ def power(
     """Estimate the share of marked texts found at each length, for this host and these settings."""
     import numpy as np
 
-    from dewmark.batch.inputs import read_documents
     from dewmark.core.keys import Key
     from dewmark.detect import score_texts
     from dewmark_audit.power import power_by_length, write_sample
     from dewmark_audit.power_model import measure_strength
+    from dewmark_audit.texts import read_documents
 
     lengths = options.numbers(length, int, option="--length")
     if not 0.0 < fpr < 1.0:
@@ -101,7 +101,7 @@ def power(
 
 def _prompts(number: int, *, chat: bool) -> list[str]:
     """The package's requests to a chat model, or its openings."""
-    from dewmark.prompts import openings, requests
+    from dewmark_audit.texts import openings, requests
 
     rows = requests() if chat else openings()
     if len(rows) < number:

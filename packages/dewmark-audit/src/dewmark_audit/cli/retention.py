@@ -27,12 +27,12 @@ def retention(
     quiet: options.Quiet = False,
 ) -> None:
     """Estimate the share of a mark's z-score that rewrites keep; needs no key and no marked text."""
-    from dewmark.batch.inputs import read_documents
     from dewmark.config import parse_settings
     from dewmark.core.keys import Key
     from dewmark.opening import load_scheme
     from dewmark.scheme import reader_name
     from dewmark_audit.retention import match_rewrites, retention_of_pairs
+    from dewmark_audit.texts import read_documents
 
     options.check_marks(scheme)
     pairs = match_rewrites(read_documents(original), read_documents(rewritten), files=(original, rewritten))

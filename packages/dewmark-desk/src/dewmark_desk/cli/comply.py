@@ -161,7 +161,7 @@ def comply(
 
 def _own_texts(files: Sequence[str]) -> list[Document]:
     """The caller's unmarked texts; a file is one kind of text, unless its rows say otherwise."""
-    from dewmark.batch.inputs import read_corpus
+    from dewmark_audit.texts import read_corpus
 
     return [
         each if each.kind else dataclasses.replace(each, kind=f"your texts, {Path(file).name}")

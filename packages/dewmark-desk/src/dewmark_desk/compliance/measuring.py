@@ -18,17 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dewmark import config
 from dewmark.arrays import F32
-from dewmark.attack import Attack, load_attack, text_seed
 from dewmark.batch.inputs import Document
 from dewmark.decoding import Decoding
 from dewmark.detect import Examined, detect_texts
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.hosts.base import ChatFormat, Host, generation_hash
-from dewmark.prompts import first_tokens, openings, package_file, requests
+from dewmark.registry import Registry
 from dewmark.scheme import BoundScheme, for_languages
 from dewmark.storage import ResumableRows
 from dewmark.text.languages import LanguagePolicy
@@ -36,6 +35,7 @@ from dewmark.text.words import distinct, repetition
 from dewmark.watermark import Watermark
 from dewmark.workspace import Progress, silent
 from dewmark_audit.negatives import Negatives, text_directions
+from dewmark_audit.texts import first_tokens, openings, package_file, requests
 
 Row = dict[str, Any]
 
@@ -76,7 +76,25 @@ _FORMATS: Mapping[str, Sequence[str]] = {
         "Give me a title of at most five words for an article about bees.",
     ),
 }
+# ``open`` opens an attack by its name, and ``seed`` is the seed of one text in a run
+_ATTACKING = Registry("part of attacking", {}, group="dewmark.attacking", companion="dewmark-lab")
 _PROMPT_SENTENCES = 2  # in a language other than English, the prompt is this many ordinary sentences
+
+
+class Attack(Protocol):
+    """What a dossier asks of an attack; dewmark-lab publishes them."""
+
+    at_once: int
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+
+    def identity(self) -> dict[str, object]:
+        """Everything that determines the output besides text and seed."""
+
+    def apply(self, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
+        """Rewrite texts in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +307,7 @@ def _write(writer: Watermark, plan: DossierPlan, stage: Stage, path: Path, progr
 def _attack(
     mark: BoundScheme, plan: DossierPlan, attack: Attack, texts: Sequence[Row], path: Path, progress: Progress
 ) -> list[Row]:
+    seed = _ATTACKING["seed"]
     identity = config.config_hash(attack.identity(), [row["config_hash"] for row in texts])
 
     def known(i: int) -> Row:
@@ -296,7 +315,7 @@ def _attack(
 
     def make(batch: range) -> Iterator[Row]:
         made = attack.apply(
-            [texts[i]["text"] for i in batch], seeds=[text_seed(plan.seed, texts[i]["id"]) for i in batch]
+            [texts[i]["text"] for i in batch], seeds=[seed(plan.seed, texts[i]["id"]) for i in batch]
         )
         scored = _scores(mark, plan, made, whole=True)
         for text, scores in zip(made, scored, strict=True):
@@ -414,4 +433,7 @@ def _open(label: str) -> Attack:
     settings: dict[str, object] = dict(config.parse_settings(rest.split(",") if rest else ()))
     if name == "copy-paste":
         settings.setdefault("human", str(package_file("human.txt")))
-    return load_attack(name, **settings)
+    if "open" not in _ATTACKING:
+        raise ConfigError("no attack is installed: pip install dewmark-lab")
+    opened: Attack = _ATTACKING["open"](name, **settings)
+    return opened

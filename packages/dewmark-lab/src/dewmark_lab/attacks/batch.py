@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dewmark.attack import Attack, text_seed
-from dewmark.batch.inputs import read_documents
 from dewmark.errors import ConfigError
 from dewmark.storage import ResumableRows, read_jsonl
 from dewmark.workspace import Progress, silent
+from dewmark_audit.texts import read_documents
+from dewmark_lab.attacks.base import Attack, text_seed
 
 Row = Mapping[str, Any]
 

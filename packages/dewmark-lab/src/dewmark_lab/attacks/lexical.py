@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dewmark import storage
-from dewmark.attack import Attack
 from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Progress
+from dewmark_lab.attacks.base import Attack
 from dewmark_lab.prompt_sources import read_text
 
 

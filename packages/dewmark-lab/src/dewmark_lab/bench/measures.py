@@ -29,9 +29,9 @@ from dewmark.decoding import Decoding
 from dewmark.hosts import host_info
 from dewmark.hosts.transformers.decoding_loop import CachedForward
 from dewmark.hosts.transformers.model import TransformersHost
-from dewmark.prompts import openings
 from dewmark.scheme import BoundScheme, Scheme
 from dewmark.workspace import Progress, Workspace, silent
+from dewmark_audit.texts import openings
 from dewmark_lab.bench.random_models import RANDOM
 from dewmark_lab.evaluation.runtime import now_on
 from dewmark_lab.experiments.recipe import catalogue_entry

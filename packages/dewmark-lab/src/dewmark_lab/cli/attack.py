@@ -49,8 +49,8 @@ def attack(
 
     Attack unmarked texts too: they are the negatives to compare with.
     """
-    from dewmark.attack import load_attack
     from dewmark.batch import read_files
+    from dewmark_lab.attacks.base import load_attack
     from dewmark_lab.attacks.batch import attack_file, attacked_row, read_attack_rows, row_seeds
 
     if bool(texts) == (in_ is not None):

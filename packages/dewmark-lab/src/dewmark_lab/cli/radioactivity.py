@@ -29,10 +29,10 @@ def radioactivity(
     The p-value is exact over keys: texts of a model that saw nothing of the key give p < 0.01 once in 100
     keys, however alike the texts are.
     """
-    from dewmark.batch.inputs import read_documents
     from dewmark.config import parse_settings
     from dewmark.core.keys import Key
     from dewmark.opening import load_scheme
+    from dewmark_audit.texts import read_documents
     from dewmark_lab.evaluation.radioactivity import radioactivity as test
 
     bound = load_scheme(Key.load(key), settings=parse_settings(settings or ()))

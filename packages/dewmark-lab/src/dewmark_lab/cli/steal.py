@@ -65,8 +65,8 @@ def steal(
 
     Only the detector uses the key; the attacker never sees it.
     """
-    from dewmark.batch.inputs import read_corpus, read_documents
     from dewmark.config import parse_settings, replace
+    from dewmark_audit.texts import read_corpus, read_documents
     from dewmark_lab.attacks.stealing.steal import StealSettings
     from dewmark_lab.attacks.stealing.steal import steal as run
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from dewmark import config, storage
 from dewmark.errors import ConfigError, StorageError
-from dewmark.prompts import Row
 from dewmark.version import __version__
+from dewmark_audit.texts import Row
 
 _FORMAT = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from dewmark.prompts import Row
+from dewmark_audit.texts import Row
 from dewmark_lab.evaluation.quality import listed_words, quality, wording_differences
 from dewmark_lab.evaluation.results import CLEAN, MARKED, UNMARKED
 from dewmark_lab.experiments.outputs import Output, write_rows

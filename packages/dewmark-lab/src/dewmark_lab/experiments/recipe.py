@@ -19,13 +19,13 @@ from typing import Any
 
 import httpx2
 
-from dewmark.attack import ATTACKS
 from dewmark.config import config_hash
 from dewmark.core.keys import Key
 from dewmark.decoding import Decoding, check_int
 from dewmark.errors import ConfigError, ModelError
 from dewmark.registry import SCHEMES, unknown_name
 from dewmark.scheme import Scheme
+from dewmark_lab.attacks.base import ATTACKS
 from dewmark_lab.chat.endpoint import check_base_url
 
 STAGES = (
@@ -99,7 +99,7 @@ class AttackEntry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table under one profile. ``prompts`` is a source of `dewmark.prompts`.
+    """A table under one profile. ``prompts`` is a source of `dewmark_lab.prompt_sources`.
 
     With ``chat`` the prompts are requests, which hosts answer in their chat template. ``keys`` is one of
     `KEYS`. ``lengths`` are the numbers of tokens to which texts are truncated for the figure over lengths.

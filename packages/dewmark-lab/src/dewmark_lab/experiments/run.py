@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dewmark.attack import Attack, load_attack
 from dewmark.batch.inputs import as_request
 from dewmark.errors import ConfigError
-from dewmark.prompts import Row
 from dewmark.workspace import HostInfo, Progress
+from dewmark_audit.texts import Row
 from dewmark_lab.artifacts import load_artifact
+from dewmark_lab.attacks.base import Attack, load_attack
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED, UNMARKED
 from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.experiments.recipe import AttackEntry, Recipe, SchemeEntry, experiment_key

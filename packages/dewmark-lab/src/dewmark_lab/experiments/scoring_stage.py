@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dewmark.prompts import Row, first_tokens
+from dewmark_audit.texts import Row, first_tokens
 from dewmark_lab.evaluation.quality import words_kept
 from dewmark_lab.evaluation.results import CLEAN
 from dewmark_lab.evaluation.score_files import detection_numbers

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dewmark.prompts import Row
+from dewmark_audit.texts import Row
 from dewmark_lab.evaluation.results import CLEAN, HUMAN, MARKED
 from dewmark_lab.experiments.outputs import Output, write_json, write_rows
 from dewmark_lab.experiments.recipe import SchemeEntry

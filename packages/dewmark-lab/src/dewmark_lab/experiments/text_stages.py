@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from dewmark.attack import Attack
 from dewmark.decoding import Decoding
-from dewmark.prompts import Row
+from dewmark_audit.texts import Row
+from dewmark_lab.attacks.base import Attack
 from dewmark_lab.evaluation.rewrites import Rewrite, check_rewrites, rewriter_quality
 from dewmark_lab.experiments.outputs import Output, write_json
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry

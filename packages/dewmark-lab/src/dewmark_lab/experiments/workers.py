@@ -19,15 +19,15 @@ from dewmark.batch.runners import Runner, cores, open_runner
 from dewmark.capabilities import KeepsRecords
 from dewmark.config import cache_dir
 from dewmark.errors import DewmarkError
-from dewmark.prompts import Row
 from dewmark.workspace import Expectations, LanguageModel, Progress, Workspace, silent
+from dewmark_audit.texts import Row
 from dewmark_lab.experiments.outputs import Output
 from dewmark_lab.experiments.recipe import AttackEntry, SchemeEntry, experiment_key
 
 if TYPE_CHECKING:
-    from dewmark.attack import Attack
     from dewmark.hosts.base import Host
     from dewmark.scheme import BoundScheme
+    from dewmark_lab.attacks.base import Attack
 
 
 class LoadedModels:
@@ -94,7 +94,7 @@ class LoadedModels:
     def attack(self, entry: AttackEntry) -> Attack:
         """An attack with its settings."""
         if self._attack is None or self._attack[0] != entry:
-            from dewmark.attack import attack_class, load_attack
+            from dewmark_lab.attacks.base import attack_class, load_attack
 
             kind = attack_class(entry.attack, engine=entry.settings.get("engine"))
             accepted = {each.name for each in dataclasses.fields(kind)}

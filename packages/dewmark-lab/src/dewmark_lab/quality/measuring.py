@@ -28,11 +28,11 @@ from dewmark.config import config_hash
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Host, generation_hash
-from dewmark.prompts import Row
 from dewmark.registry import unknown_name
 from dewmark.scheme import BoundScheme
 from dewmark.version import __version__
 from dewmark.workspace import Progress, silent
+from dewmark_audit.texts import Row
 from dewmark_lab.evaluation.preference import Pair, weigh_pairs
 from dewmark_lab.evaluation.quality import content_words
 from dewmark_lab.experiments.outputs import Output

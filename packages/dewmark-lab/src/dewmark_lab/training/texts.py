@@ -20,9 +20,9 @@ from dewmark import config, storage
 from dewmark.decoding import Decoding, DecodingOptions
 from dewmark.errors import InputError
 from dewmark.hosts.base import Host
-from dewmark.prompts import package_file
 from dewmark.scheme import check_text
 from dewmark.workspace import HostInfo, Progress
+from dewmark_audit.texts import package_file
 from dewmark_lab.prompt_sources import read_text
 
 _TOKENS = 200  # per text that the host writes

@@ -31,10 +31,10 @@ from torch import nn
 from dewmark.arrays import F16, I32, Mask
 from dewmark.dew.packaged_reader import STEPS
 from dewmark.encoders.lexicon import Lexicon
-from dewmark.prompts import package_file
 from dewmark.storage import save_bundle
 from dewmark.text.words import words
 from dewmark.workspace import Expectations, Progress, silent
+from dewmark_audit.texts import package_file
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ __all__ = [
     "Document",
     "as_request",
     "parse_text_row",
-    "read_corpus",
-    "read_documents",
     "warn_json_lines",
     "warn_other_scheme",
 ]
@@ -134,30 +132,6 @@ def warn_other_scheme(rows: Iterable[Document], *schemes: str) -> None:
             f"add --scheme {other.scheme}",
             stacklevel=2,
         )
-
-
-def read_corpus(names: Sequence[str]) -> list[Document]:
-    """The distinct, non-blank texts of files: each line of a ``.jsonl`` file, any other file as a whole.
-
-    Duplicates are dropped because counts and confidence intervals hold for distinct texts only.
-    """
-    found: dict[str, Document] = {}
-    for name in names:
-        documents = read_documents(Path(name)) if Path(name).suffix == ".jsonl" else read_files([name])
-        for document in documents:
-            if document.text.strip():
-                found.setdefault(document.text, document)
-    if not found:
-        raise InputError("no texts: give text files or JSONL files with a text on each line")
-    return list(found.values())
-
-
-def read_documents(path: Path) -> list[Document]:
-    """All lines of a JSONL file; see `parse_text_row`."""
-    documents = [parse_text_row(row, f"{path}, line {number}") for number, row in storage.read_jsonl(path)]
-    if not documents:
-        raise InputError(f"{path} is empty: it needs one JSON object with a text per line")
-    return documents
 
 
 def read_prompts(path: Path, *, chat: bool | None = None) -> list[Prompt]:

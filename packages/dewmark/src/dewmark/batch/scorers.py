@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dewmark.batch.inputs import Document, warn_other_scheme
 from dewmark.batch.keyring import Kind, load_keys, read_kinds
@@ -21,15 +21,11 @@ from dewmark.detector import Detector
 from dewmark.errors import ConfigError, MissingExtraError, ModelError
 from dewmark.manifests import layers
 from dewmark.opening import Keys, load_scheme
-from dewmark.registry import SCHEMES
+from dewmark.registry import AUDITS, SCHEMES
 from dewmark.scheme import BoundScheme, check_test, for_languages
-from dewmark.types import EMPIRICAL, Detection
+from dewmark.types import EMPIRICAL, Calibration, Detection
 from dewmark.verdict import DEFAULT_FPR
 from dewmark.workspace import Progress, silent
-
-if TYPE_CHECKING:
-    from dewmark.stats.calibration import Calibration
-    from dewmark.translation import BackTranslation
 
 _BATCH_SIZE = 32
 _RESULTS_PER_BATCH = 1 << 18  # texts × keys
@@ -49,6 +45,16 @@ class Scored:
     row: dict[str, Any]
     located: Examined
     key_file: str | None = None
+
+
+class BackTranslation(Protocol):
+    """Translates texts before they are tested; dewmark-lab has one."""
+
+    def identity(self) -> dict[str, str]:
+        """The identity of every translator that may be asked."""
+
+    def versions(self, texts: Sequence[str], *, progress: Progress) -> list[list[str]]:
+        """The translations of each text, of which there may be none; how many must not depend on a key."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,7 @@ class DetectorSpec:
             check_test(self.test, (*group.bound.tests, EMPIRICAL))
         calibration = None
         if self.calibration is not None:
-            from dewmark.stats.calibration import Calibration
-
-            calibration = Calibration.load(self.calibration)
+            calibration = AUDITS["calibration"].load(self.calibration)
             calibration.check(
                 scheme=bound.scheme.name, config_hash=bound.config_hash, key_fingerprint=bound.fingerprint
             )

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,6 @@ import typer
 
 from dewmark.cli import options
 from dewmark.cli.terminal import Progress, emit, printable, results, say
-from dewmark.prompts import package_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,7 +130,7 @@ def run(
 
 def human_paragraph() -> str:
     """The opening of Moby-Dick: the first paragraph of the file, whose source is named below it."""
-    return package_file("human.txt").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    return (files("dewmark") / "data/human.txt").read_text("utf-8").split("\n\n", 1)[0]
 
 
 def show(console: Console, cases: Sequence[Case], setting: str) -> None:

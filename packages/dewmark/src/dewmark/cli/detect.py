@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dewmark.batch import DetectorSpec, DetectResult, Scored, Source
+    from dewmark.batch.scorers import BackTranslation
     from dewmark.streams import Stream
-    from dewmark.translation import BackTranslation
 
 _HELD = 10_000  # up to this many texts wait for their Benjamini-Hochberg value
 _EVERY = 10  # words between two lines of --follow
@@ -126,9 +126,9 @@ def detect(
         return
     source = None if rows is None else open_source(rows, prompt=prompt)
     if spec.calibration is not None:  # before anything is scored
-        from dewmark.stats.calibration import Calibration
+        from dewmark.registry import AUDITS
 
-        if shortage := Calibration.load(spec.calibration).shortage(fpr):
+        if shortage := AUDITS["calibration"].load(spec.calibration).shortage(fpr):
             say(f"dewmark: warning: {shortage}")
     if out is not None:
         if texts or html is not None or source is None:
@@ -228,15 +228,20 @@ class _Verdicts:
 
 
 def _translation(codes: str, hosts: Sequence[str]) -> BackTranslation:
-    from dewmark.translation import BackTranslation
+    from dewmark.registry import TRANSLATORS
 
-    return BackTranslation(tuple(code.strip() for code in codes.split(",")), tuple(hosts))
+    if "back" not in TRANSLATORS:
+        raise ConfigError("no translator is installed: pip install dewmark-lab")
+    back: BackTranslation = TRANSLATORS["back"](
+        tuple(code.strip() for code in codes.split(",")), tuple(hosts)
+    )
+    return back
 
 
 def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True) -> None:
     """Print the verdict on a text, remarks and, if asked, the coloured text."""
     from dewmark.cli.token_colours import colour_tokens, legend, verdict_line
-    from dewmark.translation import can_translate_back
+    from dewmark.registry import TRANSLATORS
 
     found, manifest = scored.detection, scored.row["manifest"]
     console.print(verdict_line(str(scored.id), found).append(_key_note(scored) + note))
@@ -244,7 +249,7 @@ def _draw(scored: Scored, console: Console, *, note: str = "", text: bool = True
     if found.verdict.conclusive:
         left = scored.row.get("not_tested", ())
         notes += [f"not tested: {each['key_file']} ({each['scheme']}): {each['reason']}" for each in left]
-    if not found.is_marked and "translated_back" not in scored.row and can_translate_back(found.language):
+    if not found.is_marked and "translated_back" not in scored.row and f"{found.language}-en" in TRANSLATORS:
         notes.append("a translation hides a mark: --translate-back also tests this text in English")
     for each in notes:
         console.print(f"    {printable(each)}", markup=False, highlight=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dewmark.arguments import checked
-from dewmark.errors import ModelError
+from dewmark.errors import MissingExtraError, ModelError
 from dewmark.registry import ENCODERS, unknown_name
 from dewmark.workspace import Progress, silent
 
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 @checked
 def load_encoder(name: str, *, progress: Progress | None = None, device: str = "auto") -> Encoder:
-    """Load an encoder: a registered name (``use-m3``, ``minilm``), a local folder, or a hub id.
+    """Load an encoder: a registered name such as ``use-m3``, or with dewmark-lab a local folder or a hub id.
 
     Weights are loaded at the first `Encoder.encode`; only a hub id that is not in the hub's cache is
     downloaded at once. The same name and device give the same object throughout a process. ``device`` is a
@@ -49,16 +49,23 @@ def create(name: str, *, progress: Progress, device: str) -> Encoder:
         encoder = ENCODERS[name](progress=progress, device=device)
         return encoder
     # 2. folders and hub ids
-    from dewmark.encoders import sentence_transformers
-
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return sentence_transformers.from_folder(folder.resolve(), device=device)
+        return _unnamed("folder:", str(folder.resolve()), progress=progress, device=device)
     if name.startswith(("/", ".", "~")):
         raise ModelError(
             f"model folder {name} does not exist: give an existing folder, a hub id, or one of "
             f"{', '.join(ENCODERS)}"
         )
     if "/" in name:
-        return sentence_transformers.from_hub(name, progress=progress, device=device)
-    raise unknown_name("encoder", name, ENCODERS)
+        return _unnamed("hub:", name, progress=progress, device=device)
+    raise unknown_name("encoder", name, ENCODERS, companion="dewmark-lab")
+
+
+def _unnamed(kind: str, place: str, *, progress: Progress, device: str) -> Encoder:
+    if kind not in ENCODERS:
+        raise MissingExtraError(
+            f"{place} needs a package: pip install 'dewmark-lab[encoders]', or use {', '.join(ENCODERS)}"
+        )
+    encoder: Encoder = ENCODERS[kind](place, progress=progress, device=device)
+    return encoder

@@ -35,7 +35,7 @@ from dewmark.text.words import Places
 from dewmark.types import Detection, Verdict
 from dewmark.workspace import Texts, Tokenized
 
-__all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name"]
+__all__ = ["UNDETERMINED", "LanguagePolicy", "guess_language", "language_name", "recognised_languages"]
 
 UNDETERMINED = "und"
 """ISO 639's code for a language that is not determined."""

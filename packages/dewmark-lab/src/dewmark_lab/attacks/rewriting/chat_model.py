@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dewmark import config
-from dewmark.attack import Attack
 from dewmark.errors import ConfigError
 from dewmark.hosts.base import Conversation
 from dewmark.text.languages import language_name
 from dewmark.workspace import Progress
+from dewmark_lab.attacks.base import Attack
 from dewmark_lab.chat.settings import CachedChat, ChatSettings, CostEstimate, counted
 
 PARAPHRASE_PROMPT = (

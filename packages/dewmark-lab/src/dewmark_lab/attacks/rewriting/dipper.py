@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from dewmark.attack import Attack, run_option
 from dewmark.decoding import Decoding
 from dewmark.errors import ConfigError
 from dewmark.workspace import Progress
+from dewmark_lab.attacks.base import Attack, run_option
 from dewmark_lab.sentences import sentences
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from dewmark.attack import Attack, run_option
 from dewmark.errors import ConfigError, DewmarkError, ModelError
 from dewmark.workspace import Progress
+from dewmark_lab.attacks.base import Attack, run_option
 from dewmark_lab.attacks.lexical import words
 
 if TYPE_CHECKING:

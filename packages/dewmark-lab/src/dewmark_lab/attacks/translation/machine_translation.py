@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dewmark.attack import Attack, run_option
 from dewmark.errors import ConfigError, ModelError
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent
+from dewmark_lab.attacks.base import Attack, run_option
 from dewmark_lab.attacks.translation.split_text import SentenceTranslator
 
 _NEURAL_VERSION = 1  # increase it when a change to a neural translator changes translations

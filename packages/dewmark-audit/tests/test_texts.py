@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dewmark.errors import ConfigError
-from dewmark.prompts import requests
+from dewmark_audit.texts import requests
 
 
 def test_requests_are_varied_and_split():

@@ -7,6 +7,7 @@ get the prefix that they were trained with.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from dewmark.arrays import F32
 from dewmark.encoders.base import Encoder, cannot_load
 from dewmark.errors import DewmarkError, ModelError
 from dewmark.extras import require
-from dewmark.models.hub import folder_hash, quiet_libraries
+from dewmark.models.hub import quiet_libraries
 from dewmark.models.packaged import PACKAGED, fetch
 from dewmark.workspace import Progress, silent
 
@@ -27,6 +28,11 @@ _BATCH, _BATCH_CHARACTERS = 256, 1 << 14
 # E5 models are trained with a prefix; "query: " is the one for texts that are compared with each other.
 _E5 = re.compile(r"(?:^|[^a-z0-9])e5(?:[^a-z0-9]|$)", re.IGNORECASE)
 _E5_PREFIX = "query: "
+# The files that determine a model's vectors; exports for other runtimes and model cards do not.
+_HASHED = {".bin", ".json", ".model", ".safetensors", ".txt"}
+_NOT_HASHED = {"onnx", "openvino"}
+_WHOLE = 1 << 22
+_SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 class SentenceTransformerEncoder(Encoder):
@@ -75,7 +81,7 @@ class SentenceTransformerEncoder(Encoder):
         return np.stack(rows).astype(np.float32, copy=False)
 
     def _load(self) -> Any:  # noqa: ANN401 - a SentenceTransformer
-        library = require("sentence_transformers", extra="encoders")
+        library = require("sentence_transformers", extra="encoders", package="dewmark-lab")
         settings: dict[str, Any] = {
             "device": None if self.device == "auto" else self.device,
             "revision": self._revision,
@@ -115,8 +121,9 @@ mpnet = functools.partial(_packaged, "all-mpnet")
 """The packaged all-mpnet-base-v2, in English."""
 
 
-def from_folder(folder: Path, *, device: str = "auto") -> Encoder:
+def from_folder(place: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
     """A model in a local folder, identified by the hash of its files."""
+    folder = Path(place)
     if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
         raise ModelError(f"{folder} is not a model folder: it has neither modules.json nor config.json")
     prefix = prefix_of(folder.name)
@@ -128,7 +135,7 @@ def from_folder(folder: Path, *, device: str = "auto") -> Encoder:
 
 def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") -> Encoder:
     """A model on the hub, downloaded now unless the hub's cache holds it."""
-    hub = require("huggingface_hub", extra="encoders")
+    hub = require("huggingface_hub", extra="encoders", package="dewmark-lab")
     try:
         folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
         files = (hub.try_to_load_from_cache(name, file, folder) for file in ("modules.json", "config.json"))
@@ -155,6 +162,30 @@ def from_hub(name: str, *, progress: Progress = silent, device: str = "auto") ->
         encoder.encode([""])
         progress(f"downloading {name}", 1, 1)
     return encoder
+
+
+def folder_hash(folder: Path) -> str:
+    """16 hex digits that identical copies of a model folder share and a retrained model does not.
+
+    Small files are hashed in full. For large ones the size, both ends and evenly spaced samples are hashed:
+    training moves every weight, so there is no need to read a gigabyte each time.
+    """
+    digest = hashlib.sha256()
+    files = (file for file in folder.rglob("*") if file.suffix in _HASHED and file.is_file())
+    for file in sorted(files, key=lambda file: file.relative_to(folder).as_posix()):
+        relative = file.relative_to(folder)
+        if any(part in _NOT_HASHED or part.startswith(".") for part in relative.parts):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{relative.as_posix()}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE:
+                digest.update(stream.read())
+                continue
+            for i in range(_SAMPLES):
+                stream.seek((size - _SAMPLE) * i // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()[:16]
 
 
 def prefix_of(model: str) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 import dewmark
 from dewmark.errors import ArtifactError, ConfigError, NumericalError
-from dewmark.stats.calibration import Calibration, negatives_needed
 from dewmark.types import Detection, Verdict
+from dewmark_audit.calibration import Calibration, negatives_needed
 
 HASH, KEY = "0123456789abcdef", "feedfacecafebeef"
 

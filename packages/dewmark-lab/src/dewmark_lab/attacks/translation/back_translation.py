@@ -1,4 +1,4 @@
-"""Texts translated back before detection, by translators that other packages bring.
+"""Texts translated back before detection, by the translators of this package and others.
 
 A mark is weaker in a translation; translating the text back restores part of it.
 Boundary: texts in, their versions out; whoever tests several versions counts them all.
@@ -15,7 +15,7 @@ from dewmark.registry import TRANSLATORS
 from dewmark.text.languages import guess_language, recognised_languages
 from dewmark.workspace import Progress, silent
 
-__all__ = ["BackTranslation", "Translator", "can_translate_back"]
+__all__ = ["BackTranslation", "Translator"]
 
 _CHAT = "chat"  # the translator of all pairs, by a host
 
@@ -38,11 +38,6 @@ def open_translator(name: str, *, device: str = "auto") -> Translator:
     return opened
 
 
-def can_translate_back(language: str | None) -> bool:
-    """Whether an installed package translates this language, an ISO 639 code, into English."""
-    return f"{language}-en" in TRANSLATORS
-
-
 @dataclass(frozen=True)
 class BackTranslation:
     """Into which languages texts are translated, and by what.
@@ -60,8 +55,6 @@ class BackTranslation:
         for code in self.written_in:
             if code not in known:
                 raise ConfigError(f"{code!r} is the code of no known language: use one like de, fr or zh")
-        if _CHAT not in TRANSLATORS:
-            raise ConfigError("no translator is installed: pip install dewmark-lab")
 
     def identity(self) -> dict[str, str]:
         """The identity of every translator that may be asked, by pair or host."""

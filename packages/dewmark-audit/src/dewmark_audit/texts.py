@@ -1,4 +1,4 @@
-"""The prompts and texts that the package carries, and the beginnings of texts."""
+"""Texts to measure on: prompts and texts that the package carries, those of files, and their beginnings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dewmark.errors import ConfigError
+from dewmark import storage
+from dewmark.batch import Document, read_files
+from dewmark.batch.inputs import parse_text_row
+from dewmark.errors import ConfigError, InputError
 from dewmark.workspace import Tokenizer
-
-__all__ = ["Row", "first_tokens", "openings", "package_file", "requests"]
 
 Row = dict[str, Any]
 
@@ -48,3 +49,27 @@ def first_tokens(texts: Sequence[str], tokenizer: Tokenizer, *, tokens: int) -> 
     """Each text up to the end of its first ``tokens`` tokens."""
     pieces = tokenizer.encode(texts)
     return [piece.text[: max((end for _, end in piece.offsets[:tokens]), default=0)] for piece in pieces]
+
+
+def read_corpus(names: Sequence[str]) -> list[Document]:
+    """The distinct, non-blank texts of files: each line of a ``.jsonl`` file, any other file as a whole.
+
+    Duplicates are dropped because counts and confidence intervals hold for distinct texts only.
+    """
+    found: dict[str, Document] = {}
+    for name in names:
+        documents = read_documents(Path(name)) if Path(name).suffix == ".jsonl" else read_files([name])
+        for document in documents:
+            if document.text.strip():
+                found.setdefault(document.text, document)
+    if not found:
+        raise InputError("no texts: give text files or JSONL files with a text on each line")
+    return list(found.values())
+
+
+def read_documents(path: Path) -> list[Document]:
+    """All lines of a JSONL file; see `parse_text_row`."""
+    documents = [parse_text_row(row, f"{path}, line {number}") for number, row in storage.read_jsonl(path)]
+    if not documents:
+        raise InputError(f"{path} is empty: it needs one JSON object with a text per line")
+    return documents
