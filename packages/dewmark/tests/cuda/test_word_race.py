@@ -361,9 +361,9 @@ def test_the_first_draw_by_kernels_is_compared_with_that_of_torch(
     bound = DEW().bind(Key(bytes(32)), host.info, Workspace(cache=tmp_path))
     ids = torch.tensor([[5, 6], [7, 8]], device=DEVICE)
     session = bound.session(ids)
-    texts, W = session.read(ids), torch.from_numpy(bound.W).to(DEVICE)
+    texts, key = session.read(ids), key_tensors(bound.own, torch.device(DEVICE))
     logits = torch.randn(2, 400, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    step = (logits, texts, W, [Decoding()] * 2, RandomStreams([1, 2], device=DEVICE).states(0))
+    step = (logits, texts, key, [Decoding()] * 2, RandomStreams([1, 2], device=DEVICE).states(0))
     expected, sound = bound.race.drawn(*step)[:2]
     other = (expected + 1) % 400
     monkeypatch.setattr(dew_race, "draw_words", lambda *_, **__: (expected if right else other, sound))
