@@ -26,7 +26,7 @@ from scipy.special import ndtr
 from dewmark.dew.matrix import KeyedEvidence, TextMatrix, TwoSums
 from dewmark.dew.ring import CONFIDENCE, FoundUse, KeyMatrices
 from dewmark.stats.key_test import NOTHING, Statistic
-from dewmark.types import Detection, ForgeryTest
+from dewmark.types import Detection, ForgeryTest, Verdict
 from dewmark.verdict import LEAST_P, names_origin
 
 
@@ -78,7 +78,7 @@ def with_origin(detection: Detection, result: Statistic, uses: KeyMatrices | Non
     found = result.found if isinstance(result, OriginStatistic) else None
     if found is not None:
         detection = dataclasses.replace(detection, n_hypotheses=found.n_hypotheses)
-    if not (detection.is_marked and names_origin(detection.p_value, detection.fpr)):
+    if detection.verdict is not Verdict.MARKED or not names_origin(detection.p_value, detection.fpr):
         return detection
     share = 1.0 if found is None else found.share
     forgery = forgery_test(result.z_form, level=detection.fpr, share=share)
