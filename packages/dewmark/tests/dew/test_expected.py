@@ -59,6 +59,12 @@ def bind(tmp_path, key: Key = KEY, **settings):
     return DEW().with_settings(settings).bind(key, no_host(), Workspace(cache=tmp_path))
 
 
+def vectors(bound, words: list[str]) -> np.ndarray:
+    """t of words, (N, d); 0 for one without a row."""
+    lexicon = bound.reader.lexicon
+    return lexicon.tokens(lexicon.rows(words))
+
+
 def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_encoder, tmp_path) -> None:
     """Places that a reader leaves out, and probability that it leaves to others, go to the text's mean."""
     told = [{"sea": 0.5, "road": 0.25}, {}, {"night": 1.0}]
@@ -67,14 +73,13 @@ def test_the_matrix_of_a_text_is_made_of_differences_from_what_was_expected(bag_
     tokens, nothing = bound.tokenize([TEXT]), bound.tokenize([""])
     (evidence,) = evidence_of(bound, tokens, nothing)
     (before,) = evidence_of(plain, tokens, nothing)
-    vectors = plain.reader.vectors
     scored = np.flatnonzero(before.positions >= 0)
-    own = vectors([tokens[0].forms[i] for i in scored])
+    own = vectors(plain, [tokens[0].forms[i] for i in scored])
     mean = own.mean(axis=0)
     for i, row in zip(scored.tolist(), own, strict=True):
         mu = (1.0 - sum(told[i % 3].values())) * mean
         for form, p in told[i % 3].items():
-            mu = mu + p * vectors([form])[0]
+            mu = mu + p * vectors(plain, [form])[0]
         assert np.allclose(evidence.T[evidence.positions[i]], row - mu, atol=1e-5)
     u = np.einsum("id,de,ie->i", evidence.T, plain.own.W, evidence.C)
     assert np.allclose(evidence.scores, u, atol=1e-3)
@@ -104,8 +109,8 @@ def test_a_repeated_pair_gets_the_mean_of_its_places(bag_encoder, tmp_path, monk
     read = bound.reading_with(Oracle(lambda i, word: {"sea": (i % 24) / 24}))
     (evidence,) = evidence_of(read, read.tokenize([text]), read.tokenize([""]))
     assert len(evidence) < np.count_nonzero(evidence.positions >= 0)
-    sea = bound.reader.vectors(["sea"])[0]
-    own = bound.reader.vectors(text.split())
+    sea = vectors(bound, ["sea"])[0]
+    own = vectors(bound, text.split())
     scored = np.flatnonzero(evidence.positions >= 0)
     mean = own[scored].mean(axis=0)
     C = evidence.C[evidence.positions[scored]]
@@ -220,7 +225,7 @@ def test_the_packaged_reader_expects_the_mean_where_a_pair_is_repeated(
     mu = np.array([every[positions == pair].mean() for pair in range(len(found))])
     assert len(found) == 4 < np.count_nonzero(positions >= 0)
     # what two pairs have in common, δ, is not in their difference
-    own = bound.reader.vectors(text.split())
+    own = vectors(bound, text.split())
     first = [own[int(np.flatnonzero(positions == pair)[0])] for pair in range(4)]
     weights = np.bincount(positions[positions >= 0]) / np.count_nonzero(positions >= 0)
     delta = weights @ (np.array(first) - mu[:, None])

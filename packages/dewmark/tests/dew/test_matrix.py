@@ -91,7 +91,7 @@ def test_words_of_the_lexicon_count_where_they_are_new_and_follow_another() -> N
             pair = pairs.positions[i]
             assert (pair >= 0) == counts, (form, i)
             if counts:
-                unit = bound.reader.vectors([form])[0]
+                unit = bound.reader.lexicon.tokens(bound.reader.lexicon.rows([form]))[0]
                 np.testing.assert_array_equal(reading.token_rows[pairs.tokens[pair]], unit)
                 context = lexicon.contexts_of(lexicon.rows(around)[None])[0]
                 np.testing.assert_allclose(reading.context_rows[pairs.windows[pair]], context, atol=1e-6)

@@ -24,6 +24,7 @@ from dewmark.core.keys import Key
 from dewmark.decoding import Decoding
 from dewmark.detect import score_text
 from dewmark.dew import reference
+from dewmark.dew.form import FormKey
 from dewmark.dew.matrix import cuts_of, text_matrices
 from dewmark.dew.noise import form_noise, innovations, keyed_noise, roots
 from dewmark.dew.reading import Pairs
@@ -169,7 +170,7 @@ def test_every_member_of_a_ring_has_z_of_the_reference_with_its_own_matrix(name)
     own = Key(bytes(range(32)), members=32).independent_member(5)
     expected_z = reference.z_score(pairs, reference.key_matrix(own, lexicon()))
     assert z[0, 5] == pytest.approx(expected_z, abs=ROUNDING)
-    assert z[1, 5] == pytest.approx(pairs.form.z(reference.key_form(own)), abs=1e-9)
+    assert z[1, 5] == pytest.approx(pairs.form.z(FormKey.of(own)), abs=1e-9)
     assert score_text(ring, TEXTS[name]).z == pytest.approx(larger_of(*z)[1].max(), abs=ROUNDING)
 
 
@@ -266,7 +267,7 @@ def test_marking_gives_every_token_u_of_the_reference(host, marking, written) ->
     t, c, q = candidate_vectors(host, written)
     np.testing.assert_array_equal(aligned.pairs[0].numpy().view(np.uint64), q)
     h = form_noise(aligned.pairs, key.form)[0].numpy()
-    np.testing.assert_allclose(h, reference.key_form(KEY).noise(q), atol=1e-12, rtol=0)
+    np.testing.assert_allclose(h, FormKey.of(KEY).noise(q), atol=1e-12, rtol=0)
     u = np.einsum("id,de,ie->i", t, reference.key_matrix(KEY, lexicon()), c)
     np.testing.assert_array_equal(found != 0.0, u != 0.0)
     assert u.any() == (written not in (WRITTEN[0], WRITTEN[3]))
@@ -282,7 +283,7 @@ def test_a_session_draws_the_tokens_of_the_reference(host, marking, written, dec
 
     Tokens that make no plain word end it: the reference follows words, not bytes.
     """
-    W, form, seed = reference.key_matrix(KEY, lexicon()), reference.key_form(KEY), len(written)
+    W, form, seed = reference.key_matrix(KEY, lexicon()), FormKey.of(KEY), len(written)
     session, ids = begin(marking, written, seed=seed)
     start, past, conditioned = ids.shape[1], [], 0
     skipped = start - len(marking.host.tokenizer.encode([PROMPT])[0].ids)

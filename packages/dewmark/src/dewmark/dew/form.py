@@ -14,7 +14,8 @@ Different numbers have independent h, and a text counts each of its numbers once
     z_F = Σ_i v_i h_i / √(Σ_i v_i²)
 
 is standard normal for every text that was written without the key, whatever the weights v are that the text
-alone determines. Nothing that a forger learns of the matrix W, or of the h of some words, tells h elsewhere.
+alone determines. The matrix W says nothing of h, and texts show only which words won. But SplitMix64 is no
+cipher: exact values of h, as the scores of single words have them, are for the holder alone.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ __all__ = [
 
 CLASS_BITS = 16
 """The low bits of a number's 64 that are its class."""
-
-_PURPOSE = "form"
 
 
 def powers(k: int) -> U64:
@@ -73,7 +72,7 @@ class FormKey:
     @classmethod
     def of(cls, key: Key) -> FormKey:
         """The numbers of a plain key, or of one member of a ring."""
-        first, second = key.stream(_PURPOSE).words(2).tolist()
+        first, second = key.stream("form").words(2).tolist()
         return cls(first, second)
 
     @classmethod

@@ -24,14 +24,14 @@ words of one meaning would win together or not at all. So little of their noise 
 **The root** of the second covariance is the symmetric one, which leaves x as close to y as it can be.
 A^(−1/2) Y is found by products of matrices alone, which no device has to be waited for. A = K + φI, where K
 is a Gram matrix of n vectors of at most the length √(1−φ), and φ the least share of fresh noise, so its
-eigenvalues lie between φ and 1 + (n−1)(1−φ). Divided by the upper bound, they are squares σ² of
-numbers in [l, 1]. Each round of Newton-Schulz iteration,
+eigenvalues lie between φ and 1 + (n−1)(1−φ). Divided by the upper bound, they are squares σ² of numbers in
+[l, 1]. Each round of Newton-Schulz iteration,
 
     P = ρ(3 − ρ²M)/2,    Y ← P Y,    M ← P M P,    with ρ² = 3 / (1 + l + l²),
 
 takes σ to ρσ(3 − ρ²σ²)/2, which narrows the interval to [l', 1] with l' = ρl(3 − ρ²l²)/2 (the scaling of Chen
-and Chow). Once l is 1 up to rounding, M is I and Y has become A^(−1/2) Y. The
-number of rounds follows from φ and n: 7 for the default.
+and Chow). Once l is 1 up to rounding, M is I and Y has become A^(−1/2) Y. The number of rounds follows from φ
+and n: 7 for the default.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def mixture_of(*, alpha: float, beta: float, strength: float) -> Mixture:
 def roots(aligned: Aligned, mixture: Mixture) -> tuple[torch.Tensor, torch.Tensor]:
     """√α and √β of the candidates, the likeliest first, (B, m) each; 0 where one has no u, or no h."""
     likely = torch.arange(aligned.rows.shape[1], device=aligned.rows.device) < mixture.independent
-    has_u, one = aligned.rows > 0, torch.ones_like(aligned.u)
+    has_u = aligned.rows > 0
     alpha = torch.where(likely, math.sqrt(mixture.alpha), math.sqrt(mixture.tail)) * has_u
-    beta = torch.where(likely, math.sqrt(mixture.beta), math.sqrt(mixture.tail_beta)) * one
+    beta = torch.where(likely, math.sqrt(mixture.beta), math.sqrt(mixture.tail_beta))
     beta = torch.where(has_u, beta, math.sqrt(mixture.used_beta)) * (aligned.pairs != 0)
     return alpha, beta
 

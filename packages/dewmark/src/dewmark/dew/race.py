@@ -58,8 +58,7 @@ class WordRace:
     """Draws the next tokens of texts; the ``m`` likeliest tokens of each are candidates for the mark.
 
     Every step takes the host's logits (batch, vocab), the texts, the numbers of the key or of each row, each
-    row's decoding, and the rows' random states (batch, 1) at this step
-    (`RandomStreams.states`).
+    row's decoding, and the rows' random states (batch, 1) at this step (`RandomStreams.states`).
     """
 
     mixture: Mixture

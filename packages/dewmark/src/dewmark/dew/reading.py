@@ -129,10 +129,6 @@ class LexiconReader:
         """Split texts into words; equal ids mean equal word forms."""
         return [_word_tokens(text) for text in texts]
 
-    def vectors(self, words: Sequence[str]) -> F32:
-        """ê_T of words, (N, d_T): unit rows, zero for a word without a row."""
-        return self.lexicon.tokens(self.lexicon.rows(words))
-
     def read(self, texts: Texts, prompts: Texts) -> Reading:
         """Read texts, all in one pass over rows of the lexicon; their first k words carry no mark."""
         forms: list[str] = [""] * self.k  # before all texts, so that every word has k words before it

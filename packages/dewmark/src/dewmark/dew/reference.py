@@ -32,9 +32,9 @@ normals again. If that were done for all steps and all candidates, texts would f
 distribution over keys and r at λ = 0. Three shortcuts make it an approximation: the last 4 marked steps
 are remembered; 8 candidates of each; and of this step's candidates the 32 likeliest are made independent
 of one another. What stays dependent makes the race a little less random, so that the host's favourites
-win more often. λ works against that: at 0.35, the default, a text has about the average log-probability
-of the host's own texts, although not exactly their distribution. A larger λ makes the mark stronger and
-texts less likely.
+win more often. λ works against that, and makes the mark stronger. At 0.35, the default, texts drawn from all
+tokens have about the average log-probability of the host's own, although not exactly their distribution.
+Where filters leave few tokens there is little to work against, and texts are a little less likely.
 
 **Testing** fixes the text and asks how many keys fit it as well as this one. (The paper takes its
 thresholds from unmarked texts under one key.) The text is a matrix M (d, d):
@@ -153,11 +153,6 @@ class Revealed(NamedTuple):
 def key_matrix(key: Key, lexicon: Lexicon) -> F64:
     """W (d, d) of a key."""
     return draw_matrix(key, d_T=lexicon.dim, d_C=lexicon.dim)
-
-
-def key_form(key: Key) -> FormKey:
-    """The numbers of a key that give h."""
-    return FormKey.of(key)
 
 
 def forms(text: str) -> tuple[str, ...]:
@@ -353,5 +348,5 @@ def detect(text: str, key: Key, lexicon: Lexicon) -> tuple[float, float]:
     z = z_score(found, key_matrix(key, lexicon))
     if not z:
         return 0.0, 1.0
-    _, z, p = map(float, larger_of(z, found.form.z(key_form(key))))
+    _, z, p = map(float, larger_of(z, found.form.z(FormKey.of(key))))
     return z, p
